@@ -1,0 +1,47 @@
+"""qmm: activations times quantised weights, fused, on whichever kernel fits, with an honest answer to which one ran.
+
+Importing qmm needs torch alone: no GPU, no triton, no numba; optional packages load when first used.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version
+
+from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
+from qmm.call import MatmulCall
+from qmm.errors import Reason, SlowKernelWarning, UnsupportedError, WeightFormatError
+from qmm.explain import Explanation, explain
+from qmm.matmul import matmul
+from qmm.prepare import prepare
+from qmm.quantize import quantize
+from qmm.registry import backends, use_backend
+from qmm.weight import QuantizedWeight, WeightSpec, ZeroKind
+
+__all__ = [
+    "Backend",
+    "Explanation",
+    "Kernel",
+    "Limits",
+    "MatmulCall",
+    "PreparedLayout",
+    "QuantizedWeight",
+    "Reason",
+    "SlowKernelWarning",
+    "Tier",
+    "UnsupportedError",
+    "WeightFormatError",
+    "WeightSpec",
+    "ZeroKind",
+    "backends",
+    "explain",
+    "matmul",
+    "prepare",
+    "quantize",
+    "use_backend",
+]
+
+try:
+    __version__ = _version("qmm")
+except PackageNotFoundError:  # run from a source tree that was not installed
+    __version__ = "0+unknown"

@@ -1,0 +1,58 @@
+"""What qmm raises and warns with. Reasons are data, so that tests and programs match fields and not prose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One reason why a kernel cannot take a call.
+
+    Attributes:
+        limit: the rule that is not met, e.g. ``"a.dtype in {float16, bfloat16, float32}"``.
+        got: the value that broke it, e.g. ``"float64"``.
+        fix: what would make the call possible, e.g. ``"cast a, or use backend='torch'"``; may be empty.
+        kernel: the kernel concerned, or None where the whole backend is.
+    """
+
+    limit: str
+    got: str
+    fix: str = ""
+    kernel: str | None = None
+
+    def __str__(self) -> str:
+        text = f"needs {self.limit}; got {self.got}"
+        if self.fix:
+            text += f" (fix: {self.fix})"
+        return f"{self.kernel}: {text}" if self.kernel else text
+
+
+class UnsupportedError(NotImplementedError):
+    """No kernel that was allowed to run can take the call.
+
+    Attributes:
+        reasons: every reason of every backend, ``{backend name: [Reason, ...]}``. A backend that could have run
+            the call (but was not asked) stands there with an empty list.
+        backend: the name that was asked for, or ``"auto"``.
+    """
+
+    def __init__(self, message: str, backend: str, reasons: Mapping[str, Sequence[Reason]]) -> None:
+        super().__init__(message)
+        self.backend = backend
+        self.reasons: dict[str, list[Reason]] = {name: list(rs) for name, rs in reasons.items()}
+
+    def __reduce__(self) -> tuple[type, tuple[str, str, dict[str, list[Reason]]]]:
+        return type(self), (str(self), self.backend, self.reasons)
+
+
+class WeightFormatError(ValueError):
+    """A quantised weight, or a file that holds one, breaks a rule of its format.
+
+    The text names the field, the rule and the value.
+    """
+
+
+class SlowKernelWarning(UserWarning):
+    """``backend="auto"`` fell back to a slow kernel on a GPU; given once per process and kernel."""

@@ -1,0 +1,100 @@
+"""qmm.matmul: check the call, choose a kernel, run it. The eager path goes straight to the backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qmm.call import MatmulCall, make_call
+from qmm.dispatch import Choice, select
+from qmm.registry import AUTO, wanted_backend
+from qmm.strides import as_rows
+from qmm.weight import QuantizedWeight
+
+_MAX_PLANS = 256  # per weight; shapes beyond that start the cache anew
+
+
+def matmul(
+    a: Tensor,
+    w: QuantizedWeight,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+    backend: str = AUTO,
+    kernel: str | None = None,
+    deterministic: bool | str = True,
+) -> Tensor:
+    """``activation(a @ dequantize(w) + bias)``, fused, on the kernel that fits.
+
+    Args:
+        a: ``[..., K]``, float16, bfloat16 or float32 (float64 on the torch backend), any strides, 1-D and empty
+            leading shapes included.
+        w: the weight, ``[K, N]``, on the same device.
+        bias: ``[N]``, any float dtype, added in float32.
+        activation: None, ``"relu"``, ``"gelu"`` (erf), ``"gelu_tanh"`` or ``"silu"``, applied in float32.
+        out: ``[..., N]``, dtype and device of ``a``, may be strided, may not overlap an input.
+        backend: ``"auto"``, or the name of one: that one runs or raises. ``use_backend`` and ``QMM_BACKEND`` come
+            after this argument.
+        kernel: name of one kernel (``"tiled"`` or ``"triton.tiled"``), or None.
+        deterministic: True: the same call gives the same bits; ``"batch"``: a row's bits do not depend on M either
+            (slower); False: anything goes.
+
+    Returns:
+        ``[..., N]`` of ``a``'s dtype; ``out`` where it was given. Never aliases an input.
+
+    Raises:
+        TypeError, ValueError: what is wrong for every backend.
+        UnsupportedError: no kernel that was allowed takes the call; it lists every backend's reasons.
+
+    Accumulation is float32 (float64 for float64), with one rounding to the output dtype; see docs/numerics.md.
+
+    Example:
+        >>> import torch, qmm
+        >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+        >>> qmm.matmul(torch.randn(3, 64), w).shape
+        torch.Size([3, 8])
+    """
+    call = make_call(a, w, bias=bias, activation=activation, out=out, deterministic=deterministic)
+    if call.device.type == "meta":
+        return a.new_empty(call.out_shape) if out is None else out
+    choice = _plan(call, w, backend, kernel)
+    result = torch.empty(call.out_shape, dtype=a.dtype, device=a.device) if out is None else out
+    if call.m == 0:
+        return result
+    execute(choice, call, a, w, bias, result)
+    return result
+
+
+def _plan(call: MatmulCall, w: QuantizedWeight, backend: str, kernel: str | None) -> Choice:
+    """The choice for these facts, remembered on the weight."""
+    name, source = wanted_backend(backend)
+    key = (call, name, source, kernel)
+    plans: dict[Any, Choice] = w._plans
+    choice = plans.get(key)
+    if choice is None:
+        choice = select(call, backend, kernel)
+        if len(plans) >= _MAX_PLANS:
+            plans.clear()
+        plans[key] = choice
+    return choice
+
+
+def execute(
+    choice: Choice, call: MatmulCall, a: Tensor, w: QuantizedWeight, bias: Tensor | None, result: Tensor
+) -> None:
+    """Run a chosen kernel on rows; ``result`` has ``call.out_shape`` and is written whole."""
+    rows = as_rows(a.detach())
+    target = torch.empty(call.m, call.n, dtype=a.dtype, device=a.device) if call.copies_out else _view_rows(result)
+    flat_bias = None if bias is None else bias.detach().contiguous()
+    choice.backend.run(call, choice.kernel, choice.config, rows, w, flat_bias, target)
+    if call.copies_out:
+        result.copy_(target.view(call.out_shape))
+
+
+def _view_rows(result: Tensor) -> Tensor:
+    """``[..., N]`` as ``[M, N]`` without a copy; ``call.copies_out`` has said that this can be done."""
+    result = result.detach()
+    return result if result.dim() == 2 else result.view(-1, result.shape[-1])

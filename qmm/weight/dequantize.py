@@ -1,0 +1,94 @@
+"""Canonical weight -> real numbers, in float32 from the stored dtypes, one block of columns at a time.
+
+``W = (q - z) * s``, ``W = s * q + b`` (bias zeros) or ``W = codebook[q] * s``, with ``s = float32(scales) * scale2``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qmm.weight.bitstream import unpack
+from qmm.weight.spec import WeightSpec, ZeroKind
+from qmm.weight.tensors import WeightTensors
+
+# Temporaries of one block per code: int32 while unpacking, uint8 codes, the float32 result, and the scale and zero
+# of each row where groups are irregular; with a codebook an int64 index instead.
+BYTES_PER_CODE = 20
+
+
+def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
+    """Columns ``[start, stop)`` of the weight as float32 ``[K, stop - start]``.
+
+    Extra memory is at most ``BYTES_PER_CODE`` bytes for each of the ``K * (stop - start)`` codes.
+    """
+    q = unpack(t.qweight[:, start:stop], spec.bits, spec.in_features)
+    scale = effective(t.scales[:, start:stop], columns(t.scale2, start, stop), spec.scale2_ratio)
+    if t.codebook is not None:
+        w = t.codebook.float()[q.long()]
+        return per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
+    w = q.float()
+    if spec.zero_kind is ZeroKind.NONE:
+        w.sub_(spec.midpoint)
+    elif spec.zero_kind is not ZeroKind.BIAS:
+        assert t.zeros is not None
+        zero = t.zeros[:, start:stop]
+        zero = unpack(zero, spec.bits, spec.groups).float() if spec.zero_kind is ZeroKind.INT else zero.float()
+        w = per_group(w, zero, spec, t.g_idx, torch.Tensor.sub_)
+    w = per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
+    if spec.zero_kind is ZeroKind.BIAS:
+        assert t.zeros is not None
+        bias = effective(t.zeros[:, start:stop], columns(t.zero2, start, stop), spec.zero2_ratio)
+        w = per_group(w, bias, spec, t.g_idx, torch.Tensor.add_)
+    return w
+
+
+def effective(first: Tensor, second: Tensor | None, ratio: int | None) -> Tensor:
+    """First-level factors ``[G, N]`` times the second level, in float32."""
+    value = first.float()
+    if second is None or ratio is None:
+        return value
+    if ratio == 0:
+        return value * second
+    rows = torch.arange(value.shape[0], device=value.device) // ratio
+    return value * second[rows]
+
+
+def columns(second: Tensor | None, start: int, stop: int) -> Tensor | None:
+    """Columns of a second-level factor; one factor for the whole weight stays as it is."""
+    return second if second is None or second.dim() == 1 else second[:, start:stop]
+
+
+def per_group(w: Tensor, value: Tensor, spec: WeightSpec, g_idx: Tensor | None, op) -> Tensor:  # type: ignore[no-untyped-def]
+    """Apply the in-place ``op`` with each row's group value; returns ``w``."""
+    whole = spec.in_features // spec.group_size * spec.group_size
+    if g_idx is not None:
+        op(w, value[g_idx])
+        return w
+    if whole:
+        op(w[:whole].view(-1, spec.group_size, w.shape[1]), value[: whole // spec.group_size, None])
+    if whole < spec.in_features:  # the short last group
+        op(w[whole:], value[-1])
+    return w
+
+
+def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
+    """An upper bound on ``|W|`` (NaN where a scale is NaN). Reads the group factors, not the codes; synchronises."""
+    if t.scales.numel() == 0:
+        return 0.0
+    scale = effective(t.scales, t.scale2, spec.scale2_ratio).abs()
+    top = (1 << spec.bits) - 1
+    if t.codebook is not None:
+        bound = scale * t.codebook.float().abs().max()
+    elif spec.zero_kind is ZeroKind.NONE:
+        bound = scale * spec.midpoint
+    elif spec.zero_kind is ZeroKind.INT:
+        bound = scale * top
+    else:
+        assert t.zeros is not None
+        if spec.zero_kind is ZeroKind.FLOAT:
+            zero = t.zeros.float()
+            bound = scale * torch.maximum(zero.abs(), (top - zero).abs())
+        else:
+            bound = scale * top + effective(t.zeros, t.zero2, spec.zero2_ratio).abs()
+    return float(bound.max())

@@ -1,0 +1,84 @@
+"""Facts of a weight as a tensor (so that a state_dict describes itself), and rebuilding from a state_dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from qmm.errors import WeightFormatError
+from qmm.weight.spec import WeightSpec, ZeroKind
+from qmm.weight.tensors import WeightTensors
+
+if TYPE_CHECKING:
+    from qmm.weight.quantized_weight import QuantizedWeight
+
+# facts = int64 [version, bits, group_size, K, zero kind, scale2_ratio, zero2_ratio]; -1 stands for None
+VERSION = 1
+_KINDS = (ZeroKind.NONE, ZeroKind.INT, ZeroKind.FLOAT, ZeroKind.BIAS)
+_LENGTH = 7
+
+
+def has_values(t: Tensor) -> bool:
+    """Whether ``t`` holds numbers: not a meta or fake tensor."""
+    return t.device.type != "meta" and not isinstance(t, FakeTensor)
+
+
+def encode(spec: WeightSpec) -> Tensor:
+    """The facts that the tensors alone do not tell, as int64 ``[7]`` on the CPU."""
+    ratios = [-1 if r is None else r for r in (spec.scale2_ratio, spec.zero2_ratio)]
+    kind = _KINDS.index(spec.zero_kind)
+    return torch.tensor([VERSION, spec.bits, spec.group_size, spec.in_features, kind, *ratios], dtype=torch.int64)
+
+
+def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    """Arguments of ``QuantizedWeight`` from a state_dict; every key under ``prefix`` must be known."""
+    mine = {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
+    known = (*WeightTensors._fields, "facts")
+    missing = [prefix + key for key in ("facts", "qweight", "scales") if key not in mine]
+    if missing:
+        raise WeightFormatError(f"state_dict: must have {', '.join(prefix + k for k in known[:2])} and "
+                                f"{prefix}facts; got none of {', '.join(missing)}")
+    unknown = sorted(set(mine) - set(known))
+    if unknown:
+        raise WeightFormatError(f"state_dict: keys under {prefix!r} must be among {', '.join(known)}; got {unknown}")
+    facts = mine.pop("facts")
+    if facts.dtype != torch.int64 or tuple(facts.shape) != (_LENGTH,):
+        raise WeightFormatError(f"facts: must be int64 [{_LENGTH}]; got {facts.dtype} {list(facts.shape)}")
+    version, bits, group_size, k, kind, scale2_ratio, zero2_ratio = facts.tolist()
+    if version != VERSION:
+        raise WeightFormatError(f"facts: version must be {VERSION}; got {version}")
+    if not 0 <= kind < len(_KINDS):
+        raise WeightFormatError(f"facts: zero kind must be from 0 to {len(_KINDS) - 1}; got {kind}")
+    return {
+        **mine,
+        "bits": bits,
+        "group_size": group_size,
+        "in_features": k,
+        "zero_kind": _KINDS[kind],
+        "scale2_ratio": None if scale2_ratio < 0 else scale2_ratio,
+        "zero2_ratio": None if zero2_ratio < 0 else zero2_ratio,
+    }
+
+
+def first_difference(mine: WeightSpec, other: WeightSpec) -> str | None:
+    """``"bits 4 here and 8 there"``, or None where the facts agree."""
+    for field in fields(WeightSpec):
+        a, b = getattr(mine, field.name), getattr(other, field.name)
+        if a != b:
+            return f"{field.name} {a} here and {b} there"
+    return None
+
+
+def rebuild(state: dict[str, Tensor]) -> QuantizedWeight:
+    """Unpickling: named at module level so that ``torch.load(weights_only=True)`` can allow it."""
+    from qmm.weight.quantized_weight import QuantizedWeight
+
+    return QuantizedWeight.from_state_dict(state)
+
+
+torch.serialization.add_safe_globals([rebuild])

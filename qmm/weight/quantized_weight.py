@@ -1,0 +1,479 @@
+"""QuantizedWeight: codes, scales and zero points of one ``[K, N]`` matrix, validated once, immutable in meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from qmm.weight import build, facts, slicing
+from qmm.weight.dequantize import dequantize_columns, magnitude_bound
+from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
+from qmm.weight.store import Store
+from qmm.weight.tensors import WeightTensors
+from qmm.weight.validate import check_values, make_spec, require
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from qmm.backend import PreparedLayout
+
+_FLOAT16_MAX = torch.finfo(torch.float16).max
+_BLOCK_CODES = 1 << 22  # dequantize() works in column blocks of about this many codes
+
+
+class QuantizedWeight:
+    """A quantised matrix W of K = in_features rows and N = out_features columns; groups of rows share a scale.
+
+    Args:
+        qweight: int32 (or uint32, viewed as int32) ``[ceil(K*bits/32), N]``: codes as a little-endian bit stream
+            down K; for bits 2, 4 and 8 element k is bits ``(k % pack_num) * bits`` of word ``k // pack_num``.
+        scales: ``[G, N]``, float16, bfloat16, float32, float8_e4m3fn, float8_e8m0fnu, or int8 (with ``scale2``).
+        bits: bits of a code, 1 to 8.
+        group_size: rows per group; -1 means K. Without ``g_idx``, G = ceil(K / group_size).
+        in_features: K.
+        zeros: int32 ``[ceil(G*bits/32), N]`` packed down G like the codes (kind int), or floating ``[G, N]``.
+        zero_kind: ``"none"``, ``"int"``, ``"float"`` or ``"bias"`` (:class:`ZeroKind`); None means none, int or
+            float by what ``zeros`` is; bias has to be said.
+        scale2: second level of the scales, float32 ``[1]`` or ``[ceil(G/r), N]``.
+        scale2_ratio: r; None where the rows of ``scale2`` divide G.
+        zero2: the same second level for zeros of kind bias.
+        zero2_ratio: r of ``zero2``.
+        codebook: floating ``[2**bits]``; the weight is then ``codebook[q] * s``.
+        g_idx: int32 ``[K]``, the group of each row (act-order); None means ``k // group_size``.
+
+    Raises:
+        WeightFormatError: a rule does not hold; the text names field, rule and value.
+
+    The tensors are kept, not copied (unless they are not contiguous or share storage).
+    In-place updates go through :meth:`copy_`, which also refills a prepared layout.
+
+    Example:
+        >>> import torch, qmm
+        >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+        >>> w.in_features, w.out_features, w.bits
+        (64, 8, 4)
+    """
+
+    __slots__ = ("__weakref__", "_bound", "_plans", "_spec", "_store")
+
+    def __init__(
+        self,
+        qweight: Tensor,
+        scales: Tensor,
+        *,
+        bits: int,
+        group_size: int,
+        in_features: int,
+        zeros: Tensor | None = None,
+        zero_kind: ZeroKind | str | None = None,
+        scale2: Tensor | None = None,
+        scale2_ratio: int | None = None,
+        zero2: Tensor | None = None,
+        zero2_ratio: int | None = None,
+        codebook: Tensor | None = None,
+        g_idx: Tensor | None = None,
+    ) -> None:
+        tensors = WeightTensors(
+            build.as_words(qweight), scales, scale2, build.as_words(zeros), zero2, codebook, g_idx
+        )
+        spec = make_spec(
+            tensors,
+            bits=bits,
+            group_size=group_size,
+            in_features=in_features,
+            zero_kind=zero_kind,
+            scale2_ratio=scale2_ratio,
+            zero2_ratio=zero2_ratio,
+        )
+        tensors = build.own_storage(tensors)
+        if facts.has_values(tensors.qweight):
+            check_values(tensors, spec)
+        self._adopt(spec, tensors)
+
+    def _adopt(self, spec: WeightSpec, tensors: WeightTensors) -> None:
+        self._spec = spec
+        self._store = Store(tensors)
+        self._plans: dict[Any, Any] = {}
+        self._measure()
+
+    def _measure(self) -> None:
+        tensors = self._store.tensors()
+        known = facts.has_values(tensors.qweight)
+        self._bound = magnitude_bound(tensors, self._spec) if known else float("nan")
+
+    # -- named constructors ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_codes(
+        cls,
+        codes_kn: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        zero_kind: ZeroKind | str | None = None,
+        g_idx: Tensor | None = None,
+        codebook: Tensor | None = None,
+        scale2: Tensor | None = None,
+        scale2_ratio: int | None = None,
+        zero2: Tensor | None = None,
+        zero2_ratio: int | None = None,
+    ) -> Self:
+        """From unpacked codes.
+
+        Args:
+            codes_kn: integers ``[K, N]`` in ``[0, 2**bits)``, any integer dtype.
+            scales: ``[G, N]``.
+            zeros: integers ``[G, N]`` in ``[0, 2**bits)`` (kind int), or floating ``[G, N]`` (kind float, or bias
+                where ``zero_kind="bias"`` says so).
+            g_idx: any integer dtype ``[K]``.
+
+        The other arguments are those of the class.
+
+        Raises:
+            WeightFormatError: a rule does not hold.
+        """
+        words, packed_zeros, g_idx = build.pack_codes(codes_kn, zeros, bits, zero_kind, g_idx)
+        return cls(
+            words,
+            scales,
+            bits=bits,
+            group_size=group_size,
+            in_features=codes_kn.shape[0],
+            zeros=packed_zeros,
+            zero_kind=zero_kind,
+            scale2=scale2,
+            scale2_ratio=scale2_ratio,
+            zero2=zero2,
+            zero2_ratio=zero2_ratio,
+            codebook=codebook,
+            g_idx=g_idx,
+        )
+
+    @classmethod
+    def from_seed(
+        cls, qw: Tensor, scales: Tensor, qzeros: Tensor | None = None, *, w_bit: int, group_size: int
+    ) -> Self:
+        """From the seed kernel's layout, which is the canonical one for bits that divide 32.
+
+        Args:
+            qw: int32 ``[K // pack_num, N]``, ``pack_num = 32 // w_bit``.
+            scales: ``[K // group_size, N]``.
+            qzeros: int32 ``[K // group_size // pack_num, N]``; None means symmetric.
+            w_bit: 1, 2, 4 or 8.
+            group_size: rows per group; -1 means K.
+
+        Raises:
+            WeightFormatError: a rule does not hold.
+        """
+        return cls(**build.seed_arguments(qw, scales, qzeros, w_bit, group_size))
+
+    @classmethod
+    def from_gptq(
+        cls,
+        qweight: Tensor,
+        qzeros: Tensor | None,
+        scales: Tensor,
+        g_idx: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        version: str = "v1",
+        in_features: int | None = None,
+    ) -> Self:
+        """From the tensors of a GPTQ layer.
+
+        Args:
+            qweight: int32 ``[K*bits/32, N]``, packed down K.
+            qzeros: int32 ``[G, N*bits/32]``, packed along N; None means symmetric.
+            scales: ``[G, N]``.
+            g_idx: integers ``[K]``; an identity (``k // group_size``) is recognised and dropped.
+            bits: 2, 3, 4 or 8.
+            group_size: rows per group; -1 means K.
+            version: ``"v1"`` stores z - 1 (read as ``(stored + 1) mod 2**bits``), ``"v2"`` stores z.
+            in_features: K, where it is not ``rows * 32 / bits``.
+
+        Raises:
+            WeightFormatError: a rule does not hold.
+        """
+        return cls(**build.gptq_arguments(qweight, qzeros, scales, g_idx, bits, group_size, version, in_features))
+
+    @classmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor], prefix: str = "") -> Self:
+        """From what :meth:`state_dict` gave.
+
+        Raises:
+            WeightFormatError: a key is missing or unknown, or a rule does not hold.
+        """
+        return cls(**facts.arguments_from_state(state, prefix))
+
+    @staticmethod
+    def cat(weights: Sequence[QuantizedWeight], dim: int = 1) -> QuantizedWeight:
+        """Join weights along N (``dim=1``: fused q/k/v) or K (``dim=0``), exactly.
+
+        Raises:
+            WeightFormatError: the weights differ in a fact that one weight cannot express.
+        """
+        return slicing.cat(weights, dim)
+
+    # -- facts --------------------------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> WeightSpec:
+        """All facts as one hashable value."""
+        return self._spec
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self._spec.bits
+
+    @property
+    def group_size(self) -> int:
+        """Rows of K that share a scale."""
+        return self._spec.group_size
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self._spec.in_features
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self._spec.out_features
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(K, N)``, the shape of :meth:`dequantize`."""
+        return (self.in_features, self.out_features)
+
+    @property
+    def zero_kind(self) -> ZeroKind:
+        """How zero points enter."""
+        return self._spec.zero_kind
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor of the weight."""
+        return self._store.device
+
+    @property
+    def fits_float16(self) -> bool:
+        """Whether every value is known to lie inside float16's range."""
+        return self._bound <= _FLOAT16_MAX
+
+    @property
+    def tensors(self) -> WeightTensors:
+        """The canonical tensors; a released weight restores them for this one look."""
+        return self._store.tensors()
+
+    @property
+    def qweight(self) -> Tensor:
+        """Packed codes, int32 ``[ceil(K*bits/32), N]``."""
+        return self.tensors.qweight
+
+    @property
+    def scales(self) -> Tensor:
+        """Scales as stored, ``[G, N]``."""
+        return self.tensors.scales
+
+    @property
+    def scale2(self) -> Tensor | None:
+        """Second level of the scales."""
+        return self.tensors.scale2
+
+    @property
+    def zeros(self) -> Tensor | None:
+        """Zero points as stored."""
+        return self.tensors.zeros
+
+    @property
+    def zero2(self) -> Tensor | None:
+        """Second level of bias zeros."""
+        return self.tensors.zero2
+
+    @property
+    def codebook(self) -> Tensor | None:
+        """Value of each code, ``[2**bits]``."""
+        return self.tensors.codebook
+
+    @property
+    def g_idx(self) -> Tensor | None:
+        """Group of each row, int32 ``[K]``, with act-order."""
+        return self.tensors.g_idx
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, canonical and prepared together."""
+        return self._store.nbytes
+
+    @property
+    def state(self) -> str:
+        """``"canonical"``, ``"kept: <backends>"`` (canonical and prepared) or ``"released: <backend>"``."""
+        return self._store.state
+
+    @property
+    def released_to(self) -> str | None:
+        """The backend whose prepared layout is the only copy, or None."""
+        return self._store.released_to
+
+    def stored_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is in memory now, canonical and prepared, by a name for messages."""
+        return self._store.stored()
+
+    # -- use ----------------------------------------------------------------------------------------------------
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """W as ``[K, N]``, computed in float32 and rounded once to ``dtype`` (a floating dtype).
+
+        Raises:
+            TypeError: ``dtype`` is not floating.
+        """
+        if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise TypeError(f"dtype: must be a floating torch.dtype; got {dtype!r}")
+        tensors, (k, n) = self.tensors, self.shape
+        w = torch.empty(k, n, dtype=dtype, device=self.device)
+        step = max(1, _BLOCK_CODES // k)
+        for start in range(0, n, step):
+            stop = min(n, start + step)
+            w[:, start:stop] = dequantize_columns(tensors, self._spec, start, stop)
+        return w
+
+    def unpack(self) -> Tensor:
+        """Codes as uint8 ``[K, N]``."""
+        return build.unpack(self.tensors.qweight, self.bits, self.in_features)
+
+    def unpack_zeros(self) -> Tensor | None:
+        """Zero points as uint8 ``[G, N]`` (kind int), as stored (float, bias), or None."""
+        zeros = self.tensors.zeros
+        if zeros is None or self.zero_kind is not ZeroKind.INT:
+            return zeros
+        return build.unpack(zeros, self.bits, self._spec.groups)
+
+    def __getitem__(self, index: Any) -> QuantizedWeight:
+        """``w[k0:k1, n0:n1]``: a copy of a block, exact; K is cut at group edges (anywhere with act-order).
+
+        Raises:
+            TypeError: the index is not two slices of step 1.
+            WeightFormatError: a cut of K inside a group, or an empty slice.
+        """
+        return slicing.take(self, index)
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False, copy: bool = False) -> QuantizedWeight:
+        """This weight on ``device`` (itself where it is there already, unless ``copy``); prepared layouts stay behind.
+
+        Raises:
+            TypeError: ``device`` is a dtype: stored dtypes are part of the weight and do not change.
+        """
+        if isinstance(device, torch.dtype):
+            raise TypeError(
+                f"device: must be a device; got {device}. A weight keeps its stored dtypes; "
+                "the result of matmul has the dtype of a"
+            )
+        # an unindexed device ("cuda") means the current one: let torch resolve it
+        target = torch.empty(0, device=device).device
+        if target == self.device and not copy:
+            return self
+        moved = {
+            name: t.to(target, non_blocking=non_blocking, copy=copy) for name, t in self.tensors.present().items()
+        }
+        return self._same_meaning(WeightTensors(**moved))
+
+    def cpu(self) -> QuantizedWeight:
+        """``to("cpu")``."""
+        return self.to("cpu")
+
+    def cuda(self, device: int | str | torch.device | None = None) -> QuantizedWeight:
+        """``to`` the given or the current CUDA device."""
+        return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
+
+    def clone(self) -> QuantizedWeight:
+        """An independent canonical copy."""
+        return self._same_meaning(WeightTensors(**{k: t.clone() for k, t in self.tensors.present().items()}))
+
+    def _same_meaning(self, tensors: WeightTensors) -> QuantizedWeight:
+        other = object.__new__(type(self))
+        known = facts.has_values(tensors.qweight)
+        other._spec, other._store, other._plans = self._spec, Store(tensors), {}
+        other._bound = self._bound if known else float("nan")
+        if known and self.device.type == "meta":
+            other._measure()
+        return other
+
+    @torch.no_grad()
+    def copy_(self, other: QuantizedWeight) -> Self:
+        """Take the values of ``other`` in place: same storage, prepared layouts refilled, captured graphs see it.
+
+        Raises:
+            WeightFormatError: the facts of ``other`` differ; nothing is written then.
+        """
+        if not isinstance(other, QuantizedWeight):
+            raise TypeError(f"other: must be a qmm.QuantizedWeight; got {type(other).__name__}")
+        difference = facts.first_difference(self._spec, other.spec)
+        require(difference is None, "other", "must have the facts of this weight", difference)
+        self._store.copy_(other.tensors)
+        self._bound = other._bound
+        self._plans.clear()
+        return self
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
+        """Plain contiguous tensors without shared storage, ready for safetensors: the canonical tensors by field
+        name, and ``facts``, an int64 vector that makes the dict self-describing.
+        """
+        tensors = self.tensors.present() | {"facts": facts.encode(self._spec)}
+        return {prefix + name: t for name, t in tensors.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], prefix: str = "") -> None:
+        """``copy_`` from what :meth:`state_dict` gave.
+
+        Raises:
+            WeightFormatError: a key is missing or unknown, a rule does not hold or the facts differ.
+        """
+        self.copy_(QuantizedWeight.from_state_dict(state, prefix).to(self.device))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return facts.rebuild, (self.state_dict(),)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
+        copied = self.clone()
+        memo[id(self)] = copied
+        return copied
+
+    # -- prepared layouts ---------------------------------------------------------------------------------------
+
+    def prepare_for(self, backend: Any, release: bool = False) -> PreparedLayout | None:
+        """The prepared layout of ``backend`` (a :class:`qmm.Backend`), made at most once, under a lock.
+
+        None where its kernels read the canonical form. With ``release`` the canonical tensors are given up and the
+        prepared form is the weight; asking for them restores them exactly.
+        """
+        layout = self._store.prepare(backend, self, release)
+        self._plans.clear()
+        return layout
+
+    def restore(self) -> Self:
+        """Back to the canonical form alone; prepared layouts are dropped."""
+        self._store.restore()
+        self._plans.clear()
+        return self
+
+    def __repr__(self) -> str:
+        s = self._spec
+        parts = [
+            f"K={s.in_features}, N={s.out_features}",
+            f"int{s.bits}" if s.codebook_dtype is None else f"{s.bits}-bit codebook",
+            f"group {s.group_size}",
+            f"scales {dtype_name(s.scale_dtype)}" + (" x float32" if s.scale2_ratio is not None else ""),
+            "symmetric" if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None else f"zeros {s.zero_kind}",
+        ]
+        if s.act_order:
+            parts.append("act-order")
+        parts += [f"{self.nbytes / 1e6:.3g} MB", str(self.device), self.state]
+        return f"QuantizedWeight({', '.join(parts)})"

@@ -1,0 +1,101 @@
+"""WeightSpec: the facts of a quantised weight, without its tensors. Hashable, so that plans can be keyed by it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+WORD_BITS = 32
+SCALE_DTYPES: tuple[torch.dtype, ...] = (
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float8_e4m3fn,
+    *((torch.float8_e8m0fnu,) if hasattr(torch, "float8_e8m0fnu") else ()),  # torch 2.7 and later
+    torch.int8,
+)
+
+
+class ZeroKind(str, enum.Enum):
+    """How a zero point enters the weight; ``q`` is a code, ``s`` its scale.
+
+    ========  =======================================  ==================================
+    kind      stored ``zeros``                         weight
+    ========  =======================================  ==================================
+    ``none``  nothing                                  ``(q - 2**(bits-1)) * s``
+    ``int``   int32 words, packed like codes, down G   ``(q - z) * s``
+    ``float`` floating ``[G, N]``                      ``(q - z) * s``
+    ``bias``  floating ``[G, N]``                      ``s * q + b``
+    ========  =======================================  ==================================
+
+    With a codebook the kind is ``none`` and the weight is ``codebook[q] * s``: nothing is subtracted.
+    """
+
+    NONE = "none"
+    INT = "int"
+    FLOAT = "float"
+    BIAS = "bias"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class WeightSpec:
+    """Facts of a :class:`~qmm.QuantizedWeight`.
+
+    Attributes:
+        bits: bits of a code, 1 to 8.
+        group_size: rows of K that share a scale (never -1 here).
+        in_features: K.
+        out_features: N.
+        groups: G, rows of ``scales``.
+        zero_kind: see :class:`ZeroKind`.
+        scale_dtype: dtype of ``scales`` as stored.
+        zero_dtype: dtype of ``zeros``, or None.
+        scale2_ratio: None without a second level; 0 for one factor for the whole weight (``scale2`` is ``[1]``);
+            otherwise the number of consecutive groups that share a row of ``scale2``.
+        zero2_ratio: the same for ``zero2``.
+        codebook_dtype: dtype of the codebook, or None.
+        act_order: whether ``g_idx`` names each row's group.
+    """
+
+    bits: int
+    group_size: int
+    in_features: int
+    out_features: int
+    groups: int
+    zero_kind: ZeroKind
+    scale_dtype: torch.dtype
+    zero_dtype: torch.dtype | None = None
+    scale2_ratio: int | None = None
+    zero2_ratio: int | None = None
+    codebook_dtype: torch.dtype | None = None
+    act_order: bool = False
+
+    @property
+    def code_words(self) -> int:
+        """Rows of ``qweight``: ``ceil(K * bits / 32)``."""
+        return words_for(self.in_features, self.bits)
+
+    @property
+    def zero_words(self) -> int:
+        """Rows of packed ``zeros``: ``ceil(G * bits / 32)``."""
+        return words_for(self.groups, self.bits)
+
+    @property
+    def midpoint(self) -> int:
+        """The implied zero point of kind ``none``."""
+        return 1 << (self.bits - 1)
+
+
+def words_for(count: int, bits: int) -> int:
+    """Number of 32-bit words that hold ``count`` codes of ``bits`` bits as one dense stream."""
+    return -(-count * bits // WORD_BITS)
+
+
+def dtype_name(dtype: torch.dtype | None) -> str:
+    """``float16`` for ``torch.float16``; ``-`` for None."""
+    return "-" if dtype is None else str(dtype).removeprefix("torch.")
