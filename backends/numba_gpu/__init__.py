@@ -1,0 +1,24 @@
+"""The numba backend (being written)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qmm.backend import Backend
+from qmm.errors import Reason
+
+
+class NumbaBackend(Backend):
+    """Placeholder until its kernel lands."""
+
+    name = "numba"
+    kernels = ()
+
+    def environment(self) -> list[Reason]:
+        return [Reason("a kernel", "none written yet")]
+
+    def run(self, *args: Any) -> None:
+        raise AssertionError("no kernel")
+
+
+BACKEND = NumbaBackend()

@@ -1,0 +1,1 @@
+"""Checkpoint formats, one module each: any quantised checkpoint in, QuantizedWeight out."""
