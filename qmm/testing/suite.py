@@ -15,14 +15,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
 import qmm
 from qmm.backend import ACTIVATIONS
-from qmm.call import make_call
 from qmm.testing.cases import BF16, CASES, EXACT_CASES, FLOAT, HALF, LARGE_CASES, Case, Inputs, make_inputs
 from qmm.testing.numerics import ROUNDING, assert_close, assert_exact, assert_rms
 from qmm.testing.poison import Canary, carve, carve_rows, carve_weight
+from qmm.testing.running import run
+from qmm.testing.suite_device import DeviceSuite
 from qmm.testing.targets import Target, targets
 from qmm.weight import QuantizedWeight, ZeroKind
 
@@ -30,26 +30,12 @@ DTYPES = (HALF, BF16, FLOAT)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["fp16", "bf16", "fp32"])
 
 
-def run(target: Target, a: Tensor, w: QuantizedWeight, **options: Any) -> Tensor:
-    """``qmm.matmul`` on the target's kernel; a refused call must raise with the reasons that ``why_not`` gives."""
-    backend = qmm.backends()[target.backend]
-    facts = {k: v for k, v in options.items() if k in ("bias", "activation", "out", "deterministic")}
-    kernel = next(k for k in backend.kernels if k.name == target.kernel)
-    reasons = backend.why_not(make_call(a, w, **facts), kernel)
-    if reasons:
-        with pytest.raises(qmm.UnsupportedError) as caught:
-            qmm.matmul(a, w, backend=target.backend, kernel=target.kernel, **options)
-        assert caught.value.reasons[target.backend] == reasons
-        pytest.skip(f"refused, and rightly said so: {reasons[0]}")
-    return qmm.matmul(a, w, backend=target.backend, kernel=target.kernel, **options)
-
-
 def small(case: Case, target: Target, **options: Any) -> Inputs:
     """Inputs of ``case`` on the target's device."""
     return make_inputs(case, target.device, **options)
 
 
-class ConformanceSuite:
+class ConformanceSuite(DeviceSuite):
     """Held against every backend. ``TARGETS`` may be narrowed in a subclass."""
 
     TARGETS: ClassVar[list[Target] | None] = None
