@@ -1,4 +1,8 @@
-"""The kernels. This folder is the package ``qmm.backends``; it cannot be imported as plain ``backends``."""
+"""The kernels. This folder is the package ``qmm.backends``; it cannot be imported as plain ``backends``.
+
+Importing a submodule binds the name ``backends`` in ``qmm`` to this package, over the public function of that name.
+So the package can be called too: ``qmm.backends()`` means the same before and after.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,22 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if __name__ != "qmm.backends":
-    raise ImportError("import qmm.backends: this folder is installed under that name and does not work as 'backends'")
+    raise ImportError(
+        f"this folder is the package 'qmm.backends' and does not work as {__name__!r}: "
+        "install the project (pip install -e .) and import qmm.backends",
+        name=__name__,
+    )
 
 if TYPE_CHECKING:
-    from qmm.registry import backends as __call__  # noqa: F401
+    from qmm.backend import Backend
 
 
-class _CallableModule(ModuleType):
-    """``qmm.backends()`` lists the backends, and ``qmm.backends.<name>`` is one: importing a submodule binds its
-    package's name in qmm over the function, so the package answers calls too.
-    """
-
-    def __call__(self) -> object:
+class _CallablePackage(ModuleType):
+    def __call__(self) -> dict[str, Backend]:
+        """See :func:`qmm.registry.backends`."""
         from qmm.registry import backends
 
         return backends()
 
 
-sys.modules[__name__].__class__ = _CallableModule
+sys.modules[__name__].__class__ = _CallablePackage

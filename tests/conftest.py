@@ -15,6 +15,8 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 os.environ.pop("QMM_BACKEND", None)
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # the workers share the cores
 
 import pytest
 
@@ -51,4 +53,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section("accuracy: worst error / numerics bound (1 is the limit)")
     width = max(len(target) for target, _ in worst)
     for (target, dtype), ratios in sorted(worst.items()):
-        terminalreporter.write_line(f"{target:<{width}}  {dtype:<8}  {len(ratios):5d} cases  {max(ratios):.3f}")
+        terminalreporter.write_line(
+            f"{target:<{width}}  {dtype:<8}  {len(ratios):5d} cases  {max(ratios):.3f}"
+        )
