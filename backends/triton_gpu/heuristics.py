@@ -1,0 +1,153 @@
+"""Tile sizes and splits of the tiled kernel from facts of the call and of the device; nothing is timed.
+
+What a weight compiles depends on M by three bounds only (16, 32, 64 rows), so M = 1..64 makes three variants.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from qmm.backends.triton_gpu import BACKEND
+from qmm.call import MatmulCall
+from qmm.weight.spec import WeightSpec
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the choice asks of a device.
+
+    Attributes:
+        processors: multiprocessors (compute units).
+        shared_bytes: shared memory that one program may use.
+        emulated: whether kernels are interpreted.
+    """
+
+    processors: int
+    shared_bytes: int
+    emulated: bool = False
+
+
+@dataclass(frozen=True)
+class TiledConfig:
+    """Configuration of the tiled kernel.
+
+    Attributes:
+        block_m, block_n, block_k: the tile; powers of two, block_m and block_n at least 16, block_k at least 32.
+        split_k: parts of K that are summed apart and added in order.
+        num_warps, num_stages: Triton's own.
+        dot: dtype of the dot product's operands, ``"float16"``, ``"bfloat16"`` or ``"float32"``.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    split_k: int
+    num_warps: int
+    num_stages: int
+    dot: str
+
+    def __post_init__(self) -> None:
+        for name, low in (("block_m", 16), ("block_n", 16), ("block_k", 32), ("num_warps", 1)):
+            value = getattr(self, name)
+            if value < low or value & (value - 1):
+                raise ValueError(f"{name}: must be a power of two of at least {low}; got {value}")
+        if self.split_k < 1 or self.num_stages < 1:
+            raise ValueError(f"split_k and num_stages: must be positive; got {self.split_k}, {self.num_stages}")
+
+
+@dataclass(frozen=True)
+class _Tile:
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+# By rows of A: the last tile is for any M. Tensor cores first; a float32 dot is plain arithmetic in registers, where
+# larger tiles spill.
+_TILES_16BIT = (
+    _Tile(16, 64, 128, 4, 4),
+    _Tile(32, 64, 128, 4, 4),
+    _Tile(64, 64, 64, 4, 4),
+    _Tile(128, 128, 64, 8, 3),
+)
+_TILES_FLOAT32 = (_Tile(16, 32, 32, 4, 3), _Tile(32, 32, 32, 4, 3), _Tile(64, 32, 32, 4, 3))
+_TILES_EMULATED = (_Tile(16, 32, 64, 1, 1), _Tile(64, 32, 64, 1, 1))
+# deterministic="batch" has one tile for every M: a compromise that wastes rows at M = 1 and reads W often at large M.
+_BATCH_16BIT = _Tile(32, 64, 64, 4, 3)
+_BATCH_FLOAT32 = _TILES_FLOAT32[1]
+
+_PROGRAMS_PER_PROCESSOR = 4  # programs in flight that hide the latency of memory when M is small
+_MIN_TILES_PER_SPLIT = 2
+_MAX_SPLIT = 16
+_SPLIT_M = 64  # more rows fill the device by themselves, and the partial sums would outweigh the weight
+
+
+@functools.cache
+def device_facts(device: torch.device) -> DeviceFacts:
+    """Facts of ``device``; of the interpreter where kernels are interpreted."""
+    if BACKEND.emulated:
+        return DeviceFacts(processors=1, shared_bytes=1 << 20, emulated=True)
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        processors = found.multi_processor_count
+    else:
+        found = torch.xpu.get_device_properties(device)
+        processors = getattr(found, "gpu_subslice_count", 32)
+    # HIP and XPU builds of torch do not say; 64 KiB is what all of them have
+    return DeviceFacts(processors, getattr(found, "shared_memory_per_block_optin", 0) or 64 << 10)
+
+
+def choose(call: MatmulCall, device: DeviceFacts) -> TiledConfig:
+    """The configuration for ``call``; with ``deterministic="batch"`` it does not depend on M."""
+    dot = _dot_dtype(call)
+    batch = call.deterministic == "batch"
+    tile = _tile(call, device, dot, batch)
+    split = 1 if batch or call.m > _SPLIT_M else _split(call, tile, device)
+    stages = _stages(tile, call.weight, dot, device)
+    return TiledConfig(tile.block_m, tile.block_n, tile.block_k, split, tile.num_warps, stages, dot)
+
+
+def _dot_dtype(call: MatmulCall) -> str:
+    if call.a_dtype == torch.bfloat16:
+        return "bfloat16"
+    return "float16" if call.a_dtype == torch.float16 and call.fits_float16 else "float32"
+
+
+def _tile(call: MatmulCall, device: DeviceFacts, dot: str, batch: bool) -> _Tile:
+    if batch:
+        return _TILES_EMULATED[0] if device.emulated else _BATCH_FLOAT32 if dot == "float32" else _BATCH_16BIT
+    tiles = _TILES_EMULATED if device.emulated else _TILES_FLOAT32 if dot == "float32" else _TILES_16BIT
+    return next((t for t in tiles if call.m <= t.block_m), tiles[-1])
+
+
+def _split(call: MatmulCall, tile: _Tile, device: DeviceFacts) -> int:
+    """Parts of K so that every processor has work; each part has at least two tiles, and none is empty."""
+    programs = -(-max(call.m, 1) // tile.block_m) * -(-call.n // tile.block_n)
+    k_tiles = -(-call.k // tile.block_k)
+    wanted = device.processors * _PROGRAMS_PER_PROCESSOR // programs
+    split = max(1, min(wanted, k_tiles // _MIN_TILES_PER_SPLIT, _MAX_SPLIT))
+    return -(-k_tiles // -(-k_tiles // split))
+
+
+def _stages(tile: _Tile, spec: WeightSpec, dot: str, device: DeviceFacts) -> int:
+    """As many stages as shared memory holds: A and the words of each stage, and one tile of W."""
+    size = 4 if dot == "float32" else 2
+    # widths that straddle words load one or two words a code
+    word_bytes = tile.block_k * tile.block_n * (spec.bits / 8 if 32 % spec.bits == 0 else 8)
+    stage = tile.block_m * tile.block_k * size + word_bytes
+    left = device.shared_bytes - tile.block_k * tile.block_n * size
+    return max(1, min(tile.num_stages, int(left // stage)))
+
+
+def groups_per_tile(spec: WeightSpec, block_k: int) -> int:
+    """Whole groups in a tile of ``block_k`` rows, 1 also for a tile inside one group; 0: look up every row."""
+    if spec.act_order:
+        return 0
+    if spec.group_size >= spec.in_features or spec.group_size % block_k == 0:
+        return 1
+    return block_k // spec.group_size if block_k % spec.group_size == 0 else 0
