@@ -27,24 +27,27 @@ blocks of ``size`` elements; d, m, dmin are float16, everything is little-endian
     Q6_K                             ql byte j of 64 bytes:   | element 64+j | element j |, low four bits
                                      qh byte j of 32 bytes:   | 96+j | 64+j | 32+j | j |, bits 4 and 5
 
-The packing of ``scales`` is drawn in ``gguf_levels``. Types with ``sc`` stay two-level: int8 ``scales`` (and ``zeros``),
-float32 ``scale2`` = d (and ``zero2`` = -dmin).
+The packing of ``scales`` is drawn in ``gguf_levels``. Types with ``sc`` stay two-level: int8 ``scales``
+(and ``zeros``), float32 ``scale2`` = d (and ``zero2`` = -dmin).
 
-Exactness: every field is kept as stored, so blocks -> weight -> blocks gives identical bytes, and ``dequantize()`` equals
-``gguf.quants.dequantize`` bit for bit in float32: ``d*sc`` and ``dmin*mn`` are exact there (11 + 8 bits), the
+Exactness: every field is kept as stored, so blocks -> weight -> blocks gives identical bytes, and ``dequantize()``
+equals ``gguf.quants.dequantize`` bit for bit in float32: ``d*sc`` and ``dmin*mn`` are exact there (11 + 8 bits), the
 rest is the same operations in the same order. One exception: an MXFP4 exponent of 255 is NaN here (as OCP MX says)
 and 2**128 * book[q] in ggml.
+
+A NaN in d or dmin of a two-level type stays NaN, but its payload bits may change.
 
 Source: ggml-common.h and ggml-quants.c of llama.cpp; the ``gguf`` package.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -52,7 +55,7 @@ from torch import Tensor
 
 from qmm.errors import WeightFormatError
 from qmm.formats.gguf_blocks import BLOCK_TYPES, BlockType, pack_rows
-from qmm.formats.gguf_levels import Factors
+from qmm.formats.gguf_header import PLAIN_BYTES, TensorEntry, read_header
 from qmm.formats.gguf_write import factors_of
 from qmm.weight import QuantizedWeight
 from qmm.weight.validate import require, whole_number
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SUPPORTED = tuple(BLOCK_TYPES)
-_MAGIC = b"GGUF"
-_HEADER_BYTES = 24  # magic, version, number of tensors, number of metadata entries
-_INSTALL = "reading GGUF files needs the gguf package: pip install 'qmm[gguf]'"
 
 
 def block_type(qtype: object) -> BlockType:
@@ -111,7 +111,8 @@ def from_blocks(raw: Tensor | npt.NDArray[np.uint8], qtype: object, in_features:
     k = row_bytes // kind.nbytes * kind.size
     if in_features is not None:
         given = whole_number(in_features, "in_features", 1)
-        require(given % kind.size == 0, "in_features", f"must be a multiple of {kind.name}'s block of {kind.size}", given)
+        rule = f"must be a multiple of {kind.name}'s block of {kind.size}"
+        require(given % kind.size == 0, "in_features", rule, given)
         require(given == k, "in_features", f"must be {k} for rows of {row_bytes} bytes of {kind.name}", given)
     codes, factors = kind.decode(blocks)
     return QuantizedWeight(
@@ -194,33 +195,27 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
 
     Attributes:
         path: the file.
+        metadata: its scalars and strings, such as ``general.architecture`` (arrays are left out).
         info: ``{name: TensorInfo}`` of every weight, in the file's order.
         unused: ``{name: reason}`` of every tensor that is not in the mapping.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        data = _map(self.path)
+        header = read_header(data, str(self.path))
+        self.metadata = header.metadata
         self.info: dict[str, TensorInfo] = {}
         self.unused: dict[str, str] = {}
         self._raw: dict[str, npt.NDArray[np.uint8]] = {}
-        for tensor in _open(self.path).tensors:
-            self._add(tensor)
-
-    def _add(self, tensor: Any) -> None:
-        name, qtype = str(tensor.name), str(tensor.tensor_type.name)
-        shape = [int(d) for d in reversed(tensor.shape)]
-        if qtype in ("F16", "F32", "F64", "BF16") or qtype.startswith("I") and qtype[1:].isdigit():
-            self.unused[name] = f"not quantised: {qtype} {shape}"
-        elif qtype not in BLOCK_TYPES:
-            self.unused[name] = f"unsupported block type {qtype} (supported: {', '.join(SUPPORTED)})"
-        elif len(shape) != 2:
-            why = "stacks of experts are not supported yet" if len(shape) == 3 else "a weight is a matrix"
-            self.unused[name] = f"{len(shape)} dimensions {shape} of {qtype}: must have 2 ({why})"
-        elif 0 in shape:
-            self.unused[name] = f"empty: {qtype} {shape}"
-        else:
-            self.info[name] = TensorInfo(qtype, shape[1], shape[0], int(tensor.n_bytes))
-            self._raw[name] = tensor.data
+        for entry in header.tensors:
+            reason = _why_unused(entry)
+            if reason is not None:
+                self.unused[entry.name] = reason
+                continue
+            (n, k), nbytes = entry.shape, entry.nbytes or 0
+            self.info[entry.name] = TensorInfo(entry.qtype, k, n, nbytes)
+            self._raw[entry.name] = np.frombuffer(data, np.uint8, nbytes, entry.start).reshape(n, -1)
 
     def __getitem__(self, name: str) -> QuantizedWeight:
         if name in self.unused:
@@ -244,12 +239,30 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
         return f"GGUFFile({str(self.path)!r}: {len(self.info)} weights, {len(self.unused)} other tensors)"
 
 
+def _why_unused(entry: TensorEntry) -> str | None:
+    what = f"{entry.qtype} {list(entry.shape)}"
+    if entry.qtype in PLAIN_BYTES:
+        return f"not quantised: {what}"
+    if entry.qtype not in BLOCK_TYPES:
+        return f"unsupported block type {what} (supported: {', '.join(SUPPORTED)})"
+    if len(entry.shape) != 2:
+        experts = " (stacks of experts are not supported yet)" if len(entry.shape) == 3 else ""
+        return f"must have 2 dimensions{experts}; got {what}"
+    return f"empty: {what}" if 0 in entry.shape else None
+
+
+def _map(path: Path) -> bytes | mmap.mmap:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size == 0:  # nothing can be mapped
+            return b""
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def read(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a GGUF file; reads its header only.
+    """Open a GGUF file; reads its header only. Needs no other package.
 
     Raises:
-        FileNotFoundError: no such file.
-        ImportError: the ``gguf`` package is missing.
+        OSError: the file cannot be opened.
         WeightFormatError: not a GGUF file, truncated, or damaged. (A tensor of an unsupported type is no error: it
             stands in ``unused``, and asking for it raises.)
 
@@ -259,23 +272,3 @@ def read(path: str | os.PathLike[str]) -> GGUFFile:
         c = qmm.matmul(a, weights["blk.0.ffn_up.weight"])
     """
     return GGUFFile(path)
-
-
-def _open(path: Path) -> Any:
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
-    if header[:4] != _MAGIC:
-        raise WeightFormatError(f"{path}: must be a GGUF file (first bytes {_MAGIC!r}); got {header[:4]!r}")
-    if len(header) < _HEADER_BYTES:
-        raise WeightFormatError(f"{path}: truncated: a GGUF header has {_HEADER_BYTES} bytes; got {len(header)}")
-    try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ImportError(_INSTALL) from error
-    try:
-        reader = GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OverflowError, TypeError) as error:  # what its parser stumbles with
-        raise WeightFormatError(f"{path}: truncated or damaged GGUF file: {error}") from error
-    if reader.byte_order != "I":
-        raise WeightFormatError(f"{path}: must be little-endian; got a big-endian GGUF file")
-    return reader

@@ -127,7 +127,7 @@ NIBBLE_PAIRS = Levels(_decode_nibble_pairs, _encode_nibble_pairs, (0, 15), (0, 1
 
 
 def _decode_six_bit_pairs(f: Fields) -> Factors:
-    low, mid, high = f["scales"].split(4, -1)
+    low, mid, high = f["scales"].chunk(3, -1)
     scale = torch.cat([low & 63, (high & 15) | (low >> 2 & 48)], -1)
     minimum = torch.cat([mid & 63, high >> 4 | (mid >> 2 & 48)], -1)
     return _with_min(scale, minimum, f)
@@ -135,8 +135,8 @@ def _decode_six_bit_pairs(f: Fields) -> Factors:
 
 def _encode_six_bit_pairs(v: Factors) -> Fields:
     assert v.zero is not None
-    s0, s1 = v.scale.view(torch.uint8).split(4, -1)
-    m0, m1 = v.zero.view(torch.uint8).split(4, -1)
+    s0, s1 = v.scale.view(torch.uint8).chunk(2, -1)
+    m0, m1 = v.zero.view(torch.uint8).chunk(2, -1)
     low, mid = s0 | s1 >> 4 << 6, m0 | m1 >> 4 << 6
     return _d_and_dmin(v) | {"scales": torch.cat([low, mid, s1 & 15 | m1 << 4], -1)}
 
@@ -159,8 +159,8 @@ def _decode_six_bits(f: Fields) -> Factors:
 
 def _encode_six_bits(v: Factors) -> Fields:
     value = (v.scale + 32).view(torch.uint8)
-    low0, low1 = value.split(8, -1)
-    h0, h1, h2, h3 = (value >> 4).split(4, -1)
+    low0, low1 = value.chunk(2, -1)
+    h0, h1, h2, h3 = (value >> 4).chunk(4, -1)
     return _d(v) | {"scales": torch.cat([low0 & 15 | low1 << 4, h0 | h1 << 2 | h2 << 4 | h3 << 6], -1)}
 
 
@@ -183,7 +183,7 @@ def _decode_iq4_xs(f: Fields) -> Factors:
 
 def _encode_iq4_xs(v: Factors) -> Fields:
     value = (v.scale + 32).view(torch.uint8)
-    low, high = value & 15, (value >> 4).unflatten(-1, (2, 4))
+    low, high = value & 15, (value >> 4).reshape(*value.shape[:-1], 2, 4)
     packed = high[..., 0] | high[..., 1] << 2 | high[..., 2] << 4 | high[..., 3] << 6
     return _d(v) | {"scales_h": packed, "scales_l": low[..., 0::2] | low[..., 1::2] << 4}
 

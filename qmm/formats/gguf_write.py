@@ -71,10 +71,10 @@ def _first_level(value: Tensor, field: str, kind: BlockType, bounds: tuple[int, 
         return _as_half(value, field, kind)
     if value.dtype != torch.int8:
         raise WeightFormatError(f"{field}: dtype must be int8 to be written as {kind.name}; got {value.dtype}")
-    low, high = (int(v) for v in value.aminmax())
-    if low < bounds[0] or high > bounds[1]:
-        got = low if low < bounds[0] else high
-        raise WeightFormatError(f"{field}: must be from {bounds[0]} to {bounds[1]} to be written as {kind.name}; got {got}")
+    (low, high), (least, most) = (int(v) for v in value.aminmax()), bounds
+    if low < least or high > most:
+        got = low if low < least else high
+        raise WeightFormatError(f"{field}: must be from {least} to {most} to be written as {kind.name}; got {got}")
     return value
 
 
@@ -96,5 +96,7 @@ def _as_e8m0(value: Tensor, kind: BlockType) -> Tensor:
     wrong = ~wide.isnan() & ((mantissa != 0.5) | (exponent < -126))
     if bool(wrong.any()):
         got = float(wide[wrong][0])
-        raise WeightFormatError(f"scales: each must be a power of two from 2**-127 on to be written as {kind.name}; got {got!r}")
+        raise WeightFormatError(
+            f"scales: each must be a power of two from 2**-127 on to be written as {kind.name}; got {got!r}"
+        )
     return wide if E8M0 is None else wide.to(E8M0)
