@@ -106,9 +106,9 @@ def make_call(
             )
         if bias.device != a.device:
             raise ValueError(f"a and bias must be on one device; got a on {a.device} and bias on {bias.device}")
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(f"activation: must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}")
-    if not any(deterministic is d or (d == "batch" and deterministic == d) for d in DETERMINISTIC):
+    if not isinstance(deterministic, (bool, str)) or deterministic not in DETERMINISTIC:
         raise ValueError(f"deterministic: must be True, False or 'batch'; got {deterministic!r}")
     if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
         raise NotImplementedError(
@@ -151,7 +151,8 @@ def _check_types(a: object, w: object, bias: object, out: object) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: must be a torch.Tensor; got {type(value).__name__}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-            raise TypeError(f"{name}: must be a dense strided tensor; got layout {value.layout}")
+            kind = "a quantized" if value.is_quantized else "a nested" if value.is_nested else f"a {value.layout}"
+            raise TypeError(f"{name}: must be a dense strided tensor; got {kind} tensor")
     assert isinstance(a, Tensor)
     if a.dtype not in A_DTYPES:
         raise TypeError(f"a: dtype must be one of {_A_DTYPE_NAMES}; got {dtype_name(a.dtype)}")
@@ -170,6 +171,10 @@ def _check_out(
         raise ValueError(f"out: shape must be {expected}; got {tuple(out.shape)}")
     if out.device != a.device:
         raise ValueError(f"a and out must be on one device; got a on {a.device} and out on {out.device}")
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise ValueError("out: must be writable; got an inference tensor outside torch.inference_mode()")
+    if out.is_neg():
+        raise ValueError("out: must be plain memory; got a lazily negated view (call .resolve_neg() on it)")
     if torch.is_grad_enabled() and out.requires_grad:
         raise ValueError("out: must not require a gradient; got a tensor with requires_grad=True")
     if out.device.type == "meta":

@@ -22,6 +22,8 @@ class Choice:
     kernel: Kernel
     config: Any
     why: str
+    auto: bool = False
+    passed_over: tuple[str, ...] = ()
 
 
 def auto_order() -> list[tuple[Backend, Kernel]]:
@@ -71,9 +73,7 @@ def select(call: MatmulCall, backend: str = AUTO, kernel: str | None = None) -> 
         reasons = reasons_of(candidate, k, call, auto=auto)
         if not reasons:
             why = _why(auto, source, name, kernel, candidate, k, passed_over)
-            if auto and k.tier >= SLOW_TIER and call.device.type != "cpu":
-                _warn_slow(candidate, k, passed_over)
-            return Choice(candidate, k, candidate.config(call, k), why)
+            return Choice(candidate, k, candidate.config(call, k), why, auto, tuple(passed_over))
         passed_over.append(f"{candidate.name}.{k.name} ({reasons[0].limit})")
     raise unsupported(call, name, source, kernel)
 
@@ -104,14 +104,19 @@ def _why(
 _warned: set[str] = set()
 
 
-def _warn_slow(backend: Backend, kernel: Kernel, passed_over: list[str]) -> None:
-    ident = f"{backend.name}.{kernel.name}"
-    if ident in _warned:
+def warn_if_slow(choice: Choice, call: MatmulCall) -> None:
+    """Say once per process and kernel that ``auto`` fell back to a slow kernel on a GPU.
+
+    To be called by what ``qmm.matmul`` calls, so that the warning points at the user's line.
+    """
+    ident = f"{choice.backend.name}.{choice.kernel.name}"
+    slow = choice.auto and choice.kernel.tier >= SLOW_TIER and call.device.type != "cpu"
+    if not slow or ident in _warned:
         return
     _warned.add(ident)
-    text = f"qmm: backend='auto' fell back to {ident} ({kernel.summary}), which is slow on a GPU"
-    if passed_over:
-        text += f"; passed over: {', '.join(passed_over)}"
+    text = f"qmm: backend='auto' fell back to {ident} ({choice.kernel.summary}), which is slow on a GPU"
+    if choice.passed_over:
+        text += f"; passed over: {', '.join(choice.passed_over)}"
     warnings.warn(text + ". qmm.explain(a, w) shows all reasons.", SlowKernelWarning, stacklevel=4)
 
 

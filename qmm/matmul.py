@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qmm.call import MatmulCall, make_call
-from qmm.dispatch import Choice, select
+from qmm.dispatch import Choice, select, warn_if_slow
 from qmm.registry import AUTO, wanted_backend
 from qmm.strides import as_rows
 from qmm.weight import QuantizedWeight
@@ -59,6 +59,7 @@ def matmul(
     """
     call = make_call(a, w, bias=bias, activation=activation, out=out, deterministic=deterministic)
     if call.device.type == "meta":
+        wanted_backend(backend)  # an unknown name raises here too
         return a.new_empty(call.out_shape) if out is None else out
     choice = _plan(call, w, backend, kernel)
     result = torch.empty(call.out_shape, dtype=a.dtype, device=a.device) if out is None else out
@@ -76,6 +77,7 @@ def _plan(call: MatmulCall, w: QuantizedWeight, backend: str, kernel: str | None
     choice = plans.get(key)
     if choice is None:
         choice = select(call, backend, kernel)
+        warn_if_slow(choice, call)
         if len(plans) >= _MAX_PLANS:
             plans.clear()
         plans[key] = choice
@@ -86,9 +88,9 @@ def execute(
     choice: Choice, call: MatmulCall, a: Tensor, w: QuantizedWeight, bias: Tensor | None, result: Tensor
 ) -> None:
     """Run a chosen kernel on rows; ``result`` has ``call.out_shape`` and is written whole."""
-    rows = as_rows(a.detach())
+    rows = as_rows(a.detach().resolve_neg())  # kernels read memory, which a lazily negated view is not
     target = torch.empty(call.m, call.n, dtype=a.dtype, device=a.device) if call.copies_out else _view_rows(result)
-    flat_bias = None if bias is None else bias.detach().contiguous()
+    flat_bias = None if bias is None else bias.detach().resolve_neg().contiguous()
     choice.backend.run(call, choice.kernel, choice.config, rows, w, flat_bias, target)
     if call.copies_out:
         result.copy_(target.view(call.out_shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from qmm.dispatch import auto_order
+from qmm.errors import UnsupportedError
 from qmm.registry import AUTO, backends, wanted_backend
 from qmm.weight import QuantizedWeight
 
@@ -20,7 +21,9 @@ def prepare(w: QuantizedWeight, backend: str = AUTO, release: bool = False) -> Q
         ``w`` itself. Backends whose kernels read the canonical form leave it as it is, also with ``release``.
 
     Raises:
+        TypeError: ``w`` is no weight.
         ValueError: no backend has that name.
+        UnsupportedError: the named backend cannot run here.
 
     Example:
         >>> import torch, qmm
@@ -28,12 +31,20 @@ def prepare(w: QuantizedWeight, backend: str = AUTO, release: bool = False) -> Q
         >>> qmm.prepare(w).state
         'canonical'
     """
-    name, _ = wanted_backend(backend)
+    if not isinstance(w, QuantizedWeight):
+        raise TypeError(f"w: must be a qmm.QuantizedWeight; got {type(w).__name__}")
+    name, source = wanted_backend(backend)
     if name == AUTO:
         usable = [b for b, _ in auto_order() if not b.environment() and not b.emulated]
         chosen = next((b for b in usable if w.device.type in _devices(b)), None)
     else:
         chosen = backends()[name]
+        reasons = chosen.environment()
+        if reasons:
+            text = "\n".join(f"  {name}: {r}" for r in reasons)
+            raise UnsupportedError(
+                f"backend {name!r} (from {source}) cannot prepare a weight here:\n{text}", name, {name: reasons}
+            )
     if chosen is not None:
         w.prepare_for(chosen, release)
     return w

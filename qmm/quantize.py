@@ -15,7 +15,7 @@ from torch import Tensor
 from qmm.weight import QuantizedWeight, bitstream
 from qmm.weight.facts import has_values
 from qmm.weight.spec import dtype_name, words_for
-from qmm.weight.validate import FLOAT_DTYPES, whole_number
+from qmm.weight.validate import FLOAT_DTYPES, is_minus_one, whole_number
 
 METHODS = ("minmax", "mse")
 _BLOCK = {"cpu": 1 << 20}  # weights in work at a time: about ten float32 temporaries of this size
@@ -87,7 +87,7 @@ def quantize(
         n1 = min(n, n0 + step)
         block = source[n0:n1].float()
         _check_finite(block, n0)
-        parts = [_groups(block[:, :whole].unflatten(1, (-1, size)), plan)]
+        parts = [_groups(block[:, :whole].view(n1 - n0, -1, size), plan)]
         if whole < k:  # the short last group
             parts.append(_groups(block[:, None, whole:], plan))
         scales[:, n0:n1] = torch.cat([p.scale for p in parts], 1).t()
@@ -246,7 +246,7 @@ def _check(
     if bits == 1 and symmetric:
         raise ValueError("bits: must be from 2 to 8 where symmetric (one bit could only say 0 and -s); got 1")
     k = weight.shape[1]
-    group_size = k if group_size == -1 else whole_number(group_size, "group_size", 1)
+    group_size = k if is_minus_one(group_size) else whole_number(group_size, "group_size", 1)
     return _Plan(bits, group_size, symmetric, method == "mse", scale_dtype)
 
 

@@ -24,7 +24,7 @@ ENV_VARIABLE = "QMM_BACKEND"
 AUTO = "auto"
 
 _used: ContextVar[str | None] = ContextVar("qmm_backend", default=None)
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entered where an outside backend asks for backends() while it is imported
 _found: dict[str, Backend] | None = None
 
 
@@ -65,17 +65,18 @@ def _collect() -> dict[str, Backend]:
     for name, path in TABLE:
         table[name] = importlib.import_module(path).BACKEND
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
-        table.setdefault(point.name, _load(point))
+        if point.name not in table and point.name != AUTO:  # a name of this repository cannot be taken over
+            table[point.name] = _load(point)
     return table
 
 
 def _load(point: EntryPoint) -> Backend:
     try:
         loaded = point.load()
+        backend = loaded() if isinstance(loaded, type) else loaded
     except Exception as error:  # an outsider's import may fail in any way; it must not take qmm down with it
         return BrokenBackend(point.name, f"{type(error).__name__}: {error}")
-    backend = loaded() if isinstance(loaded, type) else loaded
-    if not isinstance(backend, Backend) or backend.name != point.name:
+    if not isinstance(backend, Backend) or getattr(backend, "name", None) != point.name:
         return BrokenBackend(point.name, f"{point.value} is no qmm.Backend named {point.name!r}")
     return backend
 

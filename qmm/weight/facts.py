@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from qmm.errors import WeightFormatError
-from qmm.weight.spec import WeightSpec, ZeroKind
+from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
 from qmm.weight.tensors import WeightTensors
 
 if TYPE_CHECKING:
@@ -32,23 +32,34 @@ def encode(spec: WeightSpec) -> Tensor:
     """The facts that the tensors alone do not tell, as int64 ``[7]`` on the CPU."""
     ratios = [-1 if r is None else r for r in (spec.scale2_ratio, spec.zero2_ratio)]
     kind = _KINDS.index(spec.zero_kind)
-    return torch.tensor([VERSION, spec.bits, spec.group_size, spec.in_features, kind, *ratios], dtype=torch.int64)
+    numbers = [VERSION, spec.bits, spec.group_size, spec.in_features, kind, *ratios]
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")  # also where the default device is another
+
+
+def alone(t: Tensor) -> Tensor:
+    """``t``, or a copy where it is part of a larger buffer."""
+    return t if not has_values(t) or t.untyped_storage().nbytes() == t.numel() * t.element_size() else t.clone()
 
 
 def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
     """Arguments of ``QuantizedWeight`` from a state_dict; every key under ``prefix`` must be known."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"state_dict: must be a mapping of names to tensors; got {type(state).__name__}")
     mine = {key.removeprefix(prefix): t for key, t in state.items() if key.startswith(prefix)}
     known = (*WeightTensors._fields, "facts")
-    missing = [prefix + key for key in ("facts", "qweight", "scales") if key not in mine]
+    missing = [prefix + key for key in ("qweight", "scales", "facts") if key not in mine]
     if missing:
-        raise WeightFormatError(f"state_dict: must have {', '.join(prefix + k for k in known[:2])} and "
-                                f"{prefix}facts; got none of {', '.join(missing)}")
+        raise WeightFormatError(f"state_dict: must have {', '.join(missing)}; got {_shown(state)}")
     unknown = sorted(set(mine) - set(known))
     if unknown:
         raise WeightFormatError(f"state_dict: keys under {prefix!r} must be among {', '.join(known)}; got {unknown}")
     facts = mine.pop("facts")
+    if not isinstance(facts, Tensor):
+        raise WeightFormatError(f"facts: must be a torch.Tensor; got {type(facts).__name__}")
     if facts.dtype != torch.int64 or tuple(facts.shape) != (_LENGTH,):
-        raise WeightFormatError(f"facts: must be int64 [{_LENGTH}]; got {facts.dtype} {list(facts.shape)}")
+        raise WeightFormatError(f"facts: must be int64 [{_LENGTH}]; got {dtype_name(facts.dtype)} {list(facts.shape)}")
+    if not has_values(facts):
+        raise WeightFormatError(f"facts: must hold values; got a tensor on {facts.device}")
     version, bits, group_size, k, kind, scale2_ratio, zero2_ratio = facts.tolist()
     if version != VERSION:
         raise WeightFormatError(f"facts: version must be {VERSION}; got {version}")
@@ -63,6 +74,11 @@ def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, 
         "scale2_ratio": None if scale2_ratio < 0 else scale2_ratio,
         "zero2_ratio": None if zero2_ratio < 0 else zero2_ratio,
     }
+
+
+def _shown(state: Mapping[str, Tensor]) -> str:
+    names = sorted(map(str, state))
+    return f"keys {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}" if names else "an empty dict"
 
 
 def first_difference(mine: WeightSpec, other: WeightSpec) -> str | None:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from qmm.weight import build, facts, slicing
 from qmm.weight.dequantize import dequantize_columns, magnitude_bound
-from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
+from qmm.weight.properties import WeightProperties
+from qmm.weight.spec import ZeroKind
 from qmm.weight.store import Store
 from qmm.weight.tensors import WeightTensors
 from qmm.weight.validate import check_values, make_spec, require
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
 
     from qmm.backend import PreparedLayout
 
-_FLOAT16_MAX = torch.finfo(torch.float16).max
 _BLOCK_CODES = 1 << 22  # dequantize() works in column blocks of about this many codes
 
 
-class QuantizedWeight:
+class QuantizedWeight(WeightProperties):
     """A quantised matrix W of K = in_features rows and N = out_features columns; groups of rows share a scale.
 
     Args:
@@ -57,7 +57,7 @@ class QuantizedWeight:
         (64, 8, 4)
     """
 
-    __slots__ = ("__weakref__", "_bound", "_plans", "_spec", "_store")
+    __slots__ = ("__weakref__", "_plans")
 
     def __init__(
         self,
@@ -89,20 +89,13 @@ class QuantizedWeight:
             zero2_ratio=zero2_ratio,
         )
         tensors = build.own_storage(tensors)
-        if facts.has_values(tensors.qweight):
-            check_values(tensors, spec)
-        self._adopt(spec, tensors)
-
-    def _adopt(self, spec: WeightSpec, tensors: WeightTensors) -> None:
-        self._spec = spec
-        self._store = Store(tensors)
-        self._plans: dict[Any, Any] = {}
-        self._measure()
-
-    def _measure(self) -> None:
-        tensors = self._store.tensors()
         known = facts.has_values(tensors.qweight)
-        self._bound = magnitude_bound(tensors, self._spec) if known else float("nan")
+        if known:
+            check_values(tensors, spec)
+        self._spec, self._store = spec, Store(tensors)
+        self._bound = magnitude_bound(tensors, spec) if known else float("nan")
+        self._plans: dict[Any, Any] = {}
+
 
     # -- named constructors ------------------------------------------------------------------------------------
 
@@ -200,7 +193,9 @@ class QuantizedWeight:
         Raises:
             WeightFormatError: a rule does not hold.
         """
-        return cls(**build.gptq_arguments(qweight, qzeros, scales, g_idx, bits, group_size, version, in_features))
+        return cls(
+            **build.gptq_arguments(qweight, qzeros, scales, g_idx, bits, group_size, version, in_features)
+        )
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor], prefix: str = "") -> Self:
@@ -219,112 +214,6 @@ class QuantizedWeight:
             WeightFormatError: the weights differ in a fact that one weight cannot express.
         """
         return slicing.cat(weights, dim)
-
-    # -- facts --------------------------------------------------------------------------------------------------
-
-    @property
-    def spec(self) -> WeightSpec:
-        """All facts as one hashable value."""
-        return self._spec
-
-    @property
-    def bits(self) -> int:
-        """Bits of a code."""
-        return self._spec.bits
-
-    @property
-    def group_size(self) -> int:
-        """Rows of K that share a scale."""
-        return self._spec.group_size
-
-    @property
-    def in_features(self) -> int:
-        """K."""
-        return self._spec.in_features
-
-    @property
-    def out_features(self) -> int:
-        """N."""
-        return self._spec.out_features
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(K, N)``, the shape of :meth:`dequantize`."""
-        return (self.in_features, self.out_features)
-
-    @property
-    def zero_kind(self) -> ZeroKind:
-        """How zero points enter."""
-        return self._spec.zero_kind
-
-    @property
-    def device(self) -> torch.device:
-        """Device of every tensor of the weight."""
-        return self._store.device
-
-    @property
-    def fits_float16(self) -> bool:
-        """Whether every value is known to lie inside float16's range."""
-        return self._bound <= _FLOAT16_MAX
-
-    @property
-    def tensors(self) -> WeightTensors:
-        """The canonical tensors; a released weight restores them for this one look."""
-        return self._store.tensors()
-
-    @property
-    def qweight(self) -> Tensor:
-        """Packed codes, int32 ``[ceil(K*bits/32), N]``."""
-        return self.tensors.qweight
-
-    @property
-    def scales(self) -> Tensor:
-        """Scales as stored, ``[G, N]``."""
-        return self.tensors.scales
-
-    @property
-    def scale2(self) -> Tensor | None:
-        """Second level of the scales."""
-        return self.tensors.scale2
-
-    @property
-    def zeros(self) -> Tensor | None:
-        """Zero points as stored."""
-        return self.tensors.zeros
-
-    @property
-    def zero2(self) -> Tensor | None:
-        """Second level of bias zeros."""
-        return self.tensors.zero2
-
-    @property
-    def codebook(self) -> Tensor | None:
-        """Value of each code, ``[2**bits]``."""
-        return self.tensors.codebook
-
-    @property
-    def g_idx(self) -> Tensor | None:
-        """Group of each row, int32 ``[K]``, with act-order."""
-        return self.tensors.g_idx
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now, canonical and prepared together."""
-        return self._store.nbytes
-
-    @property
-    def state(self) -> str:
-        """``"canonical"``, ``"kept: <backends>"`` (canonical and prepared) or ``"released: <backend>"``."""
-        return self._store.state
-
-    @property
-    def released_to(self) -> str | None:
-        """The backend whose prepared layout is the only copy, or None."""
-        return self._store.released_to
-
-    def stored_tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is in memory now, canonical and prepared, by a name for messages."""
-        return self._store.stored()
 
     # -- use ----------------------------------------------------------------------------------------------------
 
@@ -364,13 +253,15 @@ class QuantizedWeight:
         """
         return slicing.take(self, index)
 
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False, copy: bool = False) -> QuantizedWeight:
+    def to(
+        self, device: torch.device | str | int, *, non_blocking: bool = False, copy: bool = False
+    ) -> QuantizedWeight:
         """This weight on ``device`` (itself where it is there already, unless ``copy``); prepared layouts stay behind.
 
         Raises:
             TypeError: ``device`` is a dtype: stored dtypes are part of the weight and do not change.
         """
-        if isinstance(device, torch.dtype):
+        if device is None or isinstance(device, torch.dtype):
             raise TypeError(
                 f"device: must be a device; got {device}. A weight keeps its stored dtypes; "
                 "the result of matmul has the dtype of a"
@@ -390,7 +281,9 @@ class QuantizedWeight:
 
     def cuda(self, device: int | str | torch.device | None = None) -> QuantizedWeight:
         """``to`` the given or the current CUDA device."""
-        return self.to("cuda" if device is None else torch.device("cuda", device) if isinstance(device, int) else device)
+        if device is None:
+            device = "cuda"
+        return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
 
     def clone(self) -> QuantizedWeight:
         """An independent canonical copy."""
@@ -398,11 +291,8 @@ class QuantizedWeight:
 
     def _same_meaning(self, tensors: WeightTensors) -> QuantizedWeight:
         other = object.__new__(type(self))
-        known = facts.has_values(tensors.qweight)
         other._spec, other._store, other._plans = self._spec, Store(tensors), {}
-        other._bound = self._bound if known else float("nan")
-        if known and self.device.type == "meta":
-            other._measure()
+        other._bound = self._bound if facts.has_values(tensors.qweight) else float("nan")
         return other
 
     @torch.no_grad()
@@ -416,16 +306,20 @@ class QuantizedWeight:
             raise TypeError(f"other: must be a qmm.QuantizedWeight; got {type(other).__name__}")
         difference = facts.first_difference(self._spec, other.spec)
         require(difference is None, "other", "must have the facts of this weight", difference)
-        self._store.copy_(other.tensors)
+        values = other.tensors
+        known = facts.has_values(values.qweight) or not facts.has_values(self.tensors.qweight)
+        require(known, "other", "must hold values", f"a weight on {other.device}")
+        self._store.copy_(values)
         self._bound = other._bound
-        self._plans.clear()
         return self
 
     # -- saving -------------------------------------------------------------------------------------------------
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Plain contiguous tensors without shared storage, ready for safetensors: the canonical tensors by field
-        name, and ``facts``, an int64 vector that makes the dict self-describing.
+        """Plain contiguous tensors without shared storage, ready for safetensors.
+
+        The canonical tensors by field name, and ``facts``, an int64 vector on the CPU that makes the dict describe
+        itself.
         """
         tensors = self.tensors.present() | {"facts": facts.encode(self._spec)}
         return {prefix + name: t for name, t in tensors.items()}
@@ -439,7 +333,8 @@ class QuantizedWeight:
         self.copy_(QuantizedWeight.from_state_dict(state, prefix).to(self.device))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return facts.rebuild, (self.state_dict(),)
+        # a view would be pickled with the whole buffer that it is part of
+        return facts.rebuild, ({name: facts.alone(t) for name, t in self.state_dict().items()},)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
         copied = self.clone()
@@ -454,26 +349,9 @@ class QuantizedWeight:
         None where its kernels read the canonical form. With ``release`` the canonical tensors are given up and the
         prepared form is the weight; asking for them restores them exactly.
         """
-        layout = self._store.prepare(backend, self, release)
-        self._plans.clear()
-        return layout
+        return self._store.prepare(backend, self, release)
 
     def restore(self) -> Self:
         """Back to the canonical form alone; prepared layouts are dropped."""
         self._store.restore()
-        self._plans.clear()
         return self
-
-    def __repr__(self) -> str:
-        s = self._spec
-        parts = [
-            f"K={s.in_features}, N={s.out_features}",
-            f"int{s.bits}" if s.codebook_dtype is None else f"{s.bits}-bit codebook",
-            f"group {s.group_size}",
-            f"scales {dtype_name(s.scale_dtype)}" + (" x float32" if s.scale2_ratio is not None else ""),
-            "symmetric" if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None else f"zeros {s.zero_kind}",
-        ]
-        if s.act_order:
-            parts.append("act-order")
-        parts += [f"{self.nbytes / 1e6:.3g} MB", str(self.device), self.state]
-        return f"QuantizedWeight({', '.join(parts)})"

@@ -52,6 +52,9 @@ def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:
     """See ``QuantizedWeight.cat``."""
     require(len(weights) > 0, "weights", "must have at least one weight", "an empty list")
     require(dim in (0, 1), "dim", "must be 0 (K) or 1 (N)", dim)
+    for i, w in enumerate(weights):
+        if not hasattr(w, "spec"):
+            raise TypeError(f"weights[{i}]: must be a qmm.QuantizedWeight; got {type(w).__name__}")
     first = weights[0]
     same = {"bits", "group_size", "zero_kind", "scale_dtype", "zero_dtype", "codebook_dtype", "act_order"}
     same |= {"in_features", "groups"} if dim == 1 else {"out_features"}
@@ -62,9 +65,11 @@ def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:
         require(w.device == first.device, f"weights[{i}]", f"must be on {first.device}", w.device)
         if first.codebook is not None:
             assert w.codebook is not None
-            require(torch.equal(first.codebook, w.codebook), f"weights[{i}]", "must have the codebook of weights[0]", "another")
-    joined = _cat_n(weights) if dim == 1 else _cat_k(weights)
-    return _make(first, joined, first.group_size, first.in_features if dim == 1 else sum(w.in_features for w in weights))
+            equal = torch.equal(first.codebook, w.codebook)
+            require(equal, f"weights[{i}]", "must have the codebook of weights[0]", "another")
+    if dim == 1:
+        return _make(first, _cat_n(weights), first.group_size, first.in_features)
+    return _make(first, _cat_k(weights), first.group_size, sum(w.in_features for w in weights))
 
 
 def _make(like: QuantizedWeight, tensors: dict[str, Any], group_size: int, k: int) -> QuantizedWeight:
@@ -152,7 +157,8 @@ def _cat_k(weights: Sequence[QuantizedWeight]) -> dict[str, Any]:
     size = first.group_size
     for i, w in enumerate(weights[:-1]):
         ragged = not w.spec.act_order and w.in_features % size
-        require(not ragged, f"weights[{i}]", f"K must be a multiple of group_size={size} to be joined along K", w.in_features)
+        rule = f"K must be a multiple of group_size={size} to be joined along K"
+        require(not ragged, f"weights[{i}]", rule, w.in_features)
     offsets = [sum(w.spec.groups for w in weights[:i]) for i in range(len(weights))]
     zeros = None
     if first.zeros is not None:
@@ -161,7 +167,8 @@ def _cat_k(weights: Sequence[QuantizedWeight]) -> dict[str, Any]:
         zeros = bitstream.pack(zeros, first.bits) if first.zero_kind is ZeroKind.INT else zeros
     g_idx = None
     if first.g_idx is not None:
-        g_idx = torch.cat([w.tensors.g_idx + off for w, off in zip(weights, offsets, strict=True)])  # type: ignore[operator]
+        indices = [w.tensors.g_idx for w in weights]
+        g_idx = torch.cat([t.add(off) for t, off in zip(indices, offsets, strict=True) if t is not None])
     return {
         "qweight": bitstream.pack(torch.cat([w.unpack() for w in weights]), first.bits),
         "scales": _cat([w.scales for w in weights], 0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,11 @@ def whole_number(value: object, field: str, low: int, high: int = MAX_FEATURES) 
         raise WeightFormatError(f"{field}: must be an integer; got {value!r}")
     require(low <= number <= high, field, f"must be from {low} to {high}", number)
     return int(number)
+
+
+def is_minus_one(value: object) -> bool:
+    """Whether ``value`` is the integer -1 (a float is no number of rows)."""
+    return isinstance(value, Integral) and value == -1
 
 
 def make_spec(
@@ -68,9 +75,9 @@ def make_spec(
         words == expected, "qweight", f"must have ceil(K*bits/32) = {expected} rows for K={k} and bits={bits}", words
     )
     require(n >= 1, "qweight", "must have at least one column", n)
-    group_size = k if group_size == -1 else whole_number(group_size, "group_size", 1)
+    group_size = k if is_minus_one(group_size) else whole_number(group_size, "group_size", 1)
     require(t.scales.dim() == 2, "scales", "must have 2 dimensions [G, N]", f"shape {tuple(t.scales.shape)}")
-    require(t.scales.dtype in SCALE_DTYPES, "scales", f"dtype must be one of {_names(SCALE_DTYPES)}", dtype_name(t.scales.dtype))
+    _dtype(t.scales, "scales", SCALE_DTYPES)
     groups = t.scales.shape[0]
     _shape(t.scales, "scales", (groups, n), "[G, N]")
     if t.g_idx is None:
@@ -90,7 +97,7 @@ def make_spec(
     kind = _zero_kind(t, zero_kind)
     _check_zeros(t, kind, bits, groups, n)
     if t.codebook is not None:
-        require(t.codebook.dtype in FLOAT_DTYPES, "codebook", f"dtype must be one of {_names(FLOAT_DTYPES)}", dtype_name(t.codebook.dtype))
+        _dtype(t.codebook, "codebook", FLOAT_DTYPES)
         _shape(t.codebook, "codebook", (1 << bits,), "[2**bits]")
         require(kind is ZeroKind.NONE, "zeros", "must be absent when there is a codebook", f"zero kind {kind}")
     return WeightSpec(
@@ -135,14 +142,19 @@ def check_values(t: WeightTensors, spec: WeightSpec) -> None:
         require(high < spec.groups, "g_idx", f"must be in [0, G) with G={spec.groups} rows of scales", high)
 
 
+def parse_zero_kind(given: object) -> ZeroKind:
+    """``given`` as a :class:`ZeroKind`."""
+    try:
+        return ZeroKind(given)
+    except ValueError:
+        raise WeightFormatError(
+            f"zero_kind: must be one of {', '.join(k.value for k in ZeroKind)}; got {given!r}"
+        ) from None
+
+
 def _zero_kind(t: WeightTensors, given: ZeroKind | str | None) -> ZeroKind:
     if given is not None:
-        try:
-            kind = ZeroKind(given)
-        except ValueError:
-            raise WeightFormatError(
-                f"zero_kind: must be one of {', '.join(k.value for k in ZeroKind)}; got {given!r}"
-            ) from None
+        kind = parse_zero_kind(given)
     elif t.zeros is None:
         kind = ZeroKind.NONE
     else:
@@ -196,6 +208,10 @@ def _second_level(second: Tensor | None, field: str, ratio: int | None, groups: 
 
 def _shape(t: Tensor, field: str, expected: tuple[int, ...], meaning: str) -> None:
     require(tuple(t.shape) == expected, field, f"shape must be {meaning} = {list(expected)}", list(t.shape))
+
+
+def _dtype(t: Tensor, field: str, allowed: tuple[torch.dtype, ...]) -> None:
+    require(t.dtype in allowed, field, f"dtype must be one of {_names(allowed)}", dtype_name(t.dtype))
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

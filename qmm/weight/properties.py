@@ -1,0 +1,140 @@
+"""What can be read off a weight: facts, tensors, where it lives. The base of ``QuantizedWeight``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
+from qmm.weight.store import Store
+from qmm.weight.tensors import WeightTensors
+
+_FLOAT16_MAX = torch.finfo(torch.float16).max
+
+
+class WeightProperties:
+    """Read-only properties; the subclass fills ``_spec``, ``_store`` and ``_bound`` (an upper bound on ``|W|``)."""
+
+    __slots__ = ("_bound", "_spec", "_store")
+
+    _bound: float
+    _spec: WeightSpec
+    _store: Store
+
+    @property
+    def spec(self) -> WeightSpec:
+        """All facts as one hashable value."""
+        return self._spec
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self._spec.bits
+
+    @property
+    def group_size(self) -> int:
+        """Rows of K that share a scale."""
+        return self._spec.group_size
+
+    @property
+    def in_features(self) -> int:
+        """K."""
+        return self._spec.in_features
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self._spec.out_features
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(K, N)``, the shape of :meth:`dequantize`."""
+        return (self.in_features, self.out_features)
+
+    @property
+    def zero_kind(self) -> ZeroKind:
+        """How zero points enter."""
+        return self._spec.zero_kind
+
+    @property
+    def device(self) -> torch.device:
+        """Device of every tensor of the weight."""
+        return self._store.device
+
+    @property
+    def fits_float16(self) -> bool:
+        """Whether every value is known to lie inside float16's range."""
+        return self._bound <= _FLOAT16_MAX
+
+    @property
+    def tensors(self) -> WeightTensors:
+        """The canonical tensors; a released weight restores them for this one look."""
+        return self._store.tensors()
+
+    @property
+    def qweight(self) -> Tensor:
+        """Packed codes, int32 ``[ceil(K*bits/32), N]``."""
+        return self.tensors.qweight
+
+    @property
+    def scales(self) -> Tensor:
+        """Scales as stored, ``[G, N]``."""
+        return self.tensors.scales
+
+    @property
+    def scale2(self) -> Tensor | None:
+        """Second level of the scales."""
+        return self.tensors.scale2
+
+    @property
+    def zeros(self) -> Tensor | None:
+        """Zero points as stored."""
+        return self.tensors.zeros
+
+    @property
+    def zero2(self) -> Tensor | None:
+        """Second level of bias zeros."""
+        return self.tensors.zero2
+
+    @property
+    def codebook(self) -> Tensor | None:
+        """Value of each code, ``[2**bits]``."""
+        return self.tensors.codebook
+
+    @property
+    def g_idx(self) -> Tensor | None:
+        """Group of each row, int32 ``[K]``, with act-order."""
+        return self.tensors.g_idx
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held now, canonical and prepared together."""
+        return self._store.nbytes
+
+    @property
+    def state(self) -> str:
+        """``"canonical"``, ``"kept: <backends>"`` (canonical and prepared) or ``"released: <backend>"``."""
+        return self._store.state
+
+    @property
+    def released_to(self) -> str | None:
+        """The backend whose prepared layout is the only copy, or None."""
+        return self._store.released_to
+
+    def stored_tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is in memory now, canonical and prepared, by a name for messages."""
+        return self._store.stored()
+
+    def __repr__(self) -> str:
+        s = self._spec
+        parts = [
+            f"K={s.in_features}, N={s.out_features}",
+            f"int{s.bits}" if s.codebook_dtype is None else f"{s.bits}-bit codebook",
+            f"group {s.group_size}",
+            f"scales {dtype_name(s.scale_dtype)}" + (" x float32" if s.scale2_ratio is not None else ""),
+            "symmetric" if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None else f"zeros {s.zero_kind}",
+        ]
+        if s.act_order:
+            parts.append("act-order")
+        parts += [f"{self.nbytes / 1e6:.3g} MB", str(self.device), self.state]
+        return f"QuantizedWeight({', '.join(parts)})"
