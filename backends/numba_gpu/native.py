@@ -1,0 +1,67 @@
+"""Launching on a GPU: on torch's current stream of the tensors' device, without numba seeing a tensor.
+
+Kernels get plain addresses, so that no array interface is asked (it refuses bfloat16 and tensors that require
+grad, and may synchronise), no reference to a tensor stays behind, and a launch costs one argument for each tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import torch
+from numba import cuda
+from numba.cuda.cudadrv.driver import (
+    ExperimentalStream,  # cuda.core's Stream, by whatever name this cuda.core has it
+)
+from torch import Tensor
+
+from qmm.backends.numba_gpu.kernels import Facts, make_kernel, signature
+
+
+def launch(
+    facts: Facts,
+    grid: tuple[int, int],
+    threads: int,
+    pointers: Sequence[Tensor | None],
+    scalars: Sequence[int],
+    device: torch.device,
+) -> None:
+    """Start the kernel; returns at once."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    addresses = [0 if t is None else t.data_ptr() for t in pointers]
+    stream = ExperimentalStream.from_handle(torch.cuda.current_stream(index).cuda_stream)
+    with cuda.gpus[index]:
+        # The compiled kernel's own launch: kernel[grid, threads, stream] would warn about every small grid.
+        _loaded(facts, index).launch((*addresses, *scalars), (*grid, 1), (threads, 1, 1), stream)
+
+
+@lru_cache(maxsize=None)
+def _loaded(facts: Facts, index: int) -> Any:
+    """The kernel, loaded on device ``index``, whose context is current."""
+    with _loading_allowed_in_capture():
+        kernel = _compiled(facts, torch.cuda.get_device_capability(index))
+        kernel.bind()
+    return kernel
+
+
+@lru_cache(maxsize=None)
+def _compiled(facts: Facts, capability: tuple[int, int]) -> Any:
+    """One compilation for all devices of one capability, that of the current context."""
+    dispatcher = cuda.jit(signature(facts))(make_kernel(facts))
+    return next(iter(dispatcher.overloads.values()))
+
+
+@contextmanager
+def _loading_allowed_in_capture() -> Iterator[None]:
+    """Let this thread load a module although a graph is being captured: loading puts nothing into the graph."""
+    from cuda.bindings import driver
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    previous = driver.cuThreadExchangeStreamCaptureMode(relaxed)[1]
+    try:
+        yield
+    finally:
+        driver.cuThreadExchangeStreamCaptureMode(previous)
