@@ -41,12 +41,30 @@ def reference(
     ``|C - C64| <= E + u (|C64| + E) + eta``; with an activation E counts 1.13-fold. With float64 the products are
     float64 too, but W is still made in float32.
     """
+    return reference_from(a, *oracle.dequantize(w), bias, activation)
+
+
+def reference_from(
+    a: Tensor,
+    value: Array,
+    size: Array | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+) -> Reference:
+    """:func:`reference` for a weight given as numbers, for example by the peer that wrote the file.
+
+    Args:
+        value: W, float64 ``[K, N]``.
+        size: Wbar, float64 ``[K, N]``; None takes ``|W|``, the least it can be.
+    """
     u, eta = ROUNDING[a.dtype]
-    x, (value, size) = oracle.to_float64(a).reshape(-1, w.in_features), oracle.dequantize(w)
+    k, n = value.shape
+    x = oracle.to_float64(a).reshape(-1, k)
+    size = np.abs(value) if size is None else size
     with np.errstate(invalid="ignore", over="ignore"):
         exact = x @ value
         slack = 2 * u * (np.abs(x) @ np.abs(value))
-        slack += (w.in_features + 8) * 2.0**-24 * (np.abs(x) @ size)
+        slack += (k + 8) * 2.0**-24 * (np.abs(x) @ size)
         slack += eta * np.abs(x).sum(1, keepdims=True)
         if bias is not None:
             b = oracle.to_float64(bias)
@@ -57,7 +75,7 @@ def reference(
             slack += 2.0**-20 * np.abs(exact)  # exp, tanh and erf in float32
             exact = oracle.activate(exact, activation)
         bound = slack + u * (np.abs(exact) + slack) + eta
-    shape = (*a.shape[:-1], w.out_features)
+    shape = (*a.shape[:-1], n)
     return Reference(exact.reshape(shape), bound.reshape(shape))
 
 
