@@ -42,7 +42,7 @@ def unpack(words: Tensor, bits: int, rows: int) -> Tensor:
         per_word = WORD_BITS // bits
         shifts = torch.arange(per_word, dtype=torch.int32, device=words.device) * bits
         codes = (words[:, None] >> shifts[:, None]) & mask  # arithmetic shift: the mask comes after it
-        return codes.to(torch.uint8).view(-1, columns)[:rows]
+        return codes.to(torch.uint8).reshape(-1, columns)[:rows]
     blocks = -(-rows // WORD_BITS)
     if words.shape[0] < blocks * bits:
         words = torch.cat([words, words.new_zeros(blocks * bits - words.shape[0], columns)])
