@@ -1,6 +1,6 @@
 """Tile sizes and splits of the tiled kernel from facts of the call and of the device; nothing is timed.
 
-What a weight compiles depends on M by three bounds only (16, 32, 64 rows), so M = 1..64 makes three variants.
+What a weight compiles depends on M by few bounds only (16, 32, 64 rows), so M = 1..64 makes three variants at most.
 """
 
 from __future__ import annotations
@@ -67,19 +67,21 @@ class _Tile:
     num_stages: int
 
 
-# By rows of A: the last tile is for any M. Tensor cores first; a float32 dot is plain arithmetic in registers, where
-# larger tiles spill.
+# By rows of A: the last tile of a table is for any M. Each was compiled for sm_80 and sm_90 and spills no register.
 _TILES_16BIT = (
     _Tile(16, 64, 128, 4, 4),
-    _Tile(32, 64, 128, 4, 4),
+    _Tile(32, 64, 64, 4, 4),
     _Tile(64, 64, 64, 4, 4),
     _Tile(128, 128, 64, 8, 3),
 )
-_TILES_FLOAT32 = (_Tile(16, 32, 32, 4, 3), _Tile(32, 32, 32, 4, 3), _Tile(64, 32, 32, 4, 3))
+# Codes that straddle words and factors of single rows are loaded element by element: many registers, much memory.
+_TILES_16BIT_LOOKUP = (_Tile(16, 64, 64, 4, 2), _Tile(32, 64, 64, 4, 2), _Tile(64, 64, 64, 8, 2))
+# A float32 product is plain arithmetic in registers, where larger tiles spill.
+_TILES_FLOAT32 = (_Tile(16, 32, 32, 4, 2), _Tile(32, 32, 32, 4, 2), _Tile(64, 64, 32, 8, 2))
+_TILES_FLOAT32_LOOKUP = _TILES_FLOAT32[:2]
 _TILES_EMULATED = (_Tile(16, 32, 64, 1, 1), _Tile(64, 32, 64, 1, 1))
 # deterministic="batch" has one tile for every M: a compromise that wastes rows at M = 1 and reads W often at large M.
-_BATCH_16BIT = _Tile(32, 64, 64, 4, 3)
-_BATCH_FLOAT32 = _TILES_FLOAT32[1]
+_BATCH_TILE = 1
 
 _PROGRAMS_PER_PROCESSOR = 4  # programs in flight that hide the latency of memory when M is small
 _MIN_TILES_PER_SPLIT = 2
@@ -119,10 +121,19 @@ def _dot_dtype(call: MatmulCall) -> str:
 
 
 def _tile(call: MatmulCall, device: DeviceFacts, dot: str, batch: bool) -> _Tile:
-    if batch:
-        return _TILES_EMULATED[0] if device.emulated else _BATCH_FLOAT32 if dot == "float32" else _BATCH_16BIT
-    tiles = _TILES_EMULATED if device.emulated else _TILES_FLOAT32 if dot == "float32" else _TILES_16BIT
-    return next((t for t in tiles if call.m <= t.block_m), tiles[-1])
+    tiles, lookup = _TILES_16BIT, _TILES_16BIT_LOOKUP
+    if device.emulated:
+        tiles = lookup = _TILES_EMULATED
+    elif dot == "float32":
+        tiles, lookup = _TILES_FLOAT32, _TILES_FLOAT32_LOOKUP
+    tile = _pick(tiles, call.m, batch)
+    spec = call.weight
+    by_element = 32 % spec.bits != 0 or spec.codebook_dtype is not None
+    return _pick(lookup, call.m, batch) if by_element or not groups_per_tile(spec, tile.block_k) else tile
+
+
+def _pick(tiles: tuple[_Tile, ...], m: int, batch: bool) -> _Tile:
+    return tiles[_BATCH_TILE] if batch else next((t for t in tiles if m <= t.block_m), tiles[-1])
 
 
 def _split(call: MatmulCall, tile: _Tile, device: DeviceFacts) -> int:
@@ -135,13 +146,18 @@ def _split(call: MatmulCall, tile: _Tile, device: DeviceFacts) -> int:
 
 
 def _stages(tile: _Tile, spec: WeightSpec, dot: str, device: DeviceFacts) -> int:
-    """As many stages as shared memory holds: A and the words of each stage, and one tile of W."""
+    """As many stages as shared memory holds, by a bound on what Triton keeps there.
+
+    That is all loads of the loop once for each stage but one, and W on its way into the product, twice.
+    """
     size = 4 if dot == "float32" else 2
-    # widths that straddle words load one or two words a code
-    word_bytes = tile.block_k * tile.block_n * (spec.bits / 8 if 32 % spec.bits == 0 else 8)
-    stage = tile.block_m * tile.block_k * size + word_bytes
-    left = device.shared_bytes - tile.block_k * tile.block_n * size
-    return max(1, min(tile.num_stages, int(left // stage)))
+    element_words = 4 if 32 % spec.bits == 0 else 8  # a code that may straddle words takes two loads
+    per_code = spec.bits / 8 if 32 % spec.bits == 0 else element_words
+    if groups_per_tile(spec, tile.block_k) != 1:
+        per_code += 4 + (0 if spec.zero_dtype is None else element_words)
+    area = tile.block_k * tile.block_n
+    stage = tile.block_m * tile.block_k * size + int(area * per_code)
+    return max(1, min(tile.num_stages, 1 + (device.shared_bytes - 2 * area * size) // stage))
 
 
 def groups_per_tile(spec: WeightSpec, block_k: int) -> int:

@@ -21,7 +21,7 @@ from qmm.weight.spec import dtype_name
 from qmm.weight.tensors import WeightTensors
 
 BAND = 8  # rows of tiles whose programs run side by side
-REDUCE_TILE = (1, 512)
+REDUCE_BLOCK_M, REDUCE_BLOCK_N = 1, 512
 
 EMULATED = BACKEND.emulated is not None
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"}
@@ -38,11 +38,10 @@ def run(
             return
         partial = torch.empty(splits, call.m, call.n, dtype=torch.float32, device=call.device)
         _multiply(call, config, a, w, None, partial)
-        block_m, block_n = REDUCE_TILE
-        grid = (_tiles(call.m, block_m) * _tiles(call.n, block_n),)
+        grid = (_tiles(call.m, REDUCE_BLOCK_M) * _tiles(call.n, REDUCE_BLOCK_N),)
         reduce_kernel[grid](
             partial, bias, out, call.m, call.n, _loop_bound(splits), out.stride(0), out.stride(1),
-            ACTIVATION=call.activation, EMULATED=EMULATED, BLOCK_M=block_m, BLOCK_N=block_n,
+            **reduce_constants(call),
         )  # fmt: skip
 
 
@@ -50,12 +49,23 @@ def _multiply(
     call: MatmulCall, config: TiledConfig, a: Tensor, w: WeightTensors, bias: Tensor | None, c: Tensor
 ) -> None:
     grid = (_tiles(call.m, config.block_m) * _tiles(call.n, config.block_n) * config.split_k,)
-    spec = call.weight
     tiled_kernel[grid](
+        *arguments(call, config, a, w, bias, c),
+        **constants(call, config),
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+
+
+def arguments(
+    call: MatmulCall, config: TiledConfig, a: Tensor, w: WeightTensors, bias: Tensor | None, c: Tensor
+) -> tuple[Any, ...]:
+    """The tiled kernel's run-time arguments, in its order."""
+    spec = call.weight
+    return (
         a, w.qweight, _readable(w.scales), w.scale2, w.zeros, w.zero2, w.codebook, w.g_idx, bias, c,
         call.m, call.n, call.k, spec.groups, spec.group_size, spec.scale2_ratio, spec.zero2_ratio,
         _loop_bound(tiles_per_split(call, config)), a.stride(0), a.stride(1), c.stride(-2), c.stride(-1),
-        **constants(call, config), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
 
 
@@ -80,6 +90,16 @@ def constants(call: MatmulCall, config: TiledConfig) -> dict[str, Any]:
         "BLOCK_N": config.block_n,
         "BLOCK_K": config.block_k,
         "BAND": BAND,
+    }
+
+
+def reduce_constants(call: MatmulCall) -> dict[str, Any]:
+    """The reduction's compile-time arguments."""
+    return {
+        "ACTIVATION": call.activation,
+        "EMULATED": EMULATED,
+        "BLOCK_M": REDUCE_BLOCK_M,
+        "BLOCK_N": REDUCE_BLOCK_N,
     }
 
 
