@@ -12,7 +12,7 @@ Numba widens 32-bit unsigned arithmetic to 64 bits; every result goes back throu
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,7 +73,7 @@ def decoder(dtype: torch.dtype) -> Any:
     return special.get(dtype, from_number)
 
 
-@lru_cache(maxsize=None)
+@cache
 def code_reader(bits: int) -> Any:
     """``code_at(words, columns, column, row)``: bits ``[row*bits, (row+1)*bits)`` of a column's stream of words."""
     mask = np.uint32((1 << bits) - 1)

@@ -23,8 +23,9 @@ SIMULATOR_FLAG = "NUMBA_ENABLE_CUDASIM"
 
 def is_simulated() -> bool:
     """Whether numba.cuda is the simulator: as imported, or else as the environment will make it."""
-    if "numba.cuda" in sys.modules:
-        return "numba.cuda.simulator.api" in sys.modules
+    cuda = sys.modules.get("numba.cuda")
+    if cuda is not None and hasattr(cuda, "synchronize"):  # else it is only being imported
+        return "simulator" in cuda.synchronize.__module__
     try:
         return bool(int(os.environ.get(SIMULATOR_FLAG, "0")))
     except ValueError:
@@ -46,7 +47,8 @@ def _versions() -> tuple[Reason, ...]:
         found.append(Reason("the numba-cuda package", "not installed", INSTALL))
         return tuple(found)
     if numba_cuda < OLDEST_NUMBA_CUDA:
-        found.append(Reason(f"numba-cuda >= {_dotted(OLDEST_NUMBA_CUDA)}", metadata.version("numba-cuda"), INSTALL))
+        limit = f"numba-cuda >= {_dotted(OLDEST_NUMBA_CUDA)}"
+        found.append(Reason(limit, metadata.version("numba-cuda"), INSTALL))
     numpy = _version("numpy")
     if numpy is not None and numpy >= NUMPY_TOO_NEW and numba_cuda < NUMBA_CUDA_FOR_NEW_NUMPY:
         limit = f"numpy < {_dotted(NUMPY_TOO_NEW)} with numba-cuda {metadata.version('numba-cuda')}"
@@ -66,15 +68,18 @@ def _compiler() -> tuple[Reason, ...]:
     """libnvvm and libnvrtc, which numba-cuda compiles with and pip does not bring by itself."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("cuda.pathfinder") is None:
         return (Reason("the cuda-pathfinder package", "not installed", INSTALL),)
-    from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    from cuda.pathfinder import (  # type: ignore[import-untyped, unused-ignore]
+        DynamicLibNotFoundError,
+        load_nvidia_dynamic_lib,
+    )
 
     found = []
-    major = (torch.version.cuda or "").split(".")[0]
+    fix = f"pip install 'numba-cuda[cu{(torch.version.cuda or '').split('.')[0]}]'"
     for library in ("nvvm", "nvrtc"):
         try:
             load_nvidia_dynamic_lib(library)
         except DynamicLibNotFoundError:
-            found.append(Reason(f"NVIDIA's lib{library}", "not found", f"pip install 'numba-cuda[cu{major}]'"))
+            found.append(Reason(f"NVIDIA's lib{library}", "not found", fix))
     return tuple(found)
 
 

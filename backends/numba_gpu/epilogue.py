@@ -22,7 +22,7 @@ _CUBIC = np.float32(0.044715)
 
 @device_function
 def identity(x):  # type: ignore[no-untyped-def]
-    """x"""
+    """Return x."""
     return x
 
 
@@ -34,13 +34,13 @@ def relu(x):  # type: ignore[no-untyped-def]
 
 @device_function
 def gelu(x):  # type: ignore[no-untyped-def]
-    """x/2 (1 + erf(x / sqrt 2))"""
+    """x/2 (1 + erf(x / sqrt 2))."""
     return _HALF * x * (_ONE + np.float32(math.erf(x * _SQRT_HALF)))
 
 
 @device_function
 def gelu_tanh(x):  # type: ignore[no-untyped-def]
-    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))"""
+    """x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x**3)))."""
     inner = _SQRT_2_OVER_PI * (x + _CUBIC * x * x * x)
     return _HALF * x * (_ONE + np.float32(math.tanh(inner)))
 

@@ -5,13 +5,15 @@ Pure Python; imports neither numba nor a driver.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qmm.call import MatmulCall
 
-WORD_ROWS = 32  # 32 codes fill exactly `bits` words, so a K tile of 32 rows starts on a word whatever the width
+# 32 codes fill exactly `bits` words, so a K tile of 32 rows starts on a word whatever the width.
+WORD_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class NumbaConfig:
     def __post_init__(self) -> None:
         tiles = (self.block_m % self.threads_m, self.block_n % self.threads_n, self.block_k % WORD_ROWS)
         if any(tiles) or self.split_k % self.block_k:
-            raise ValueError(f"tiles must be whole numbers of threads and of {WORD_ROWS} rows of K; got {self}")
+            rule = f"tiles must be whole numbers of threads and of {WORD_ROWS} rows of K"
+            raise ValueError(f"{rule}; got {self}")
 
     @property
     def threads(self) -> int:
@@ -52,49 +55,69 @@ class NumbaConfig:
 
 
 @dataclass(frozen=True)
-class _Machine:
-    """What the choice depends on besides the shape."""
+class _Tile:
+    """A block of threads and its part of the output, for M up to ``up_to_m``."""
 
-    few_rows: int  # block_m for M up to this many rows
-    many_rows: int
+    up_to_m: float
+    block_m: int
     block_n: int
-    block_k: int
     threads_m: int
     threads_n: int
-    target_blocks: int  # K is split until about so many blocks run
-    least_tiles: int  # K tiles a split must have to be worth its place in the workspace
 
 
+@dataclass(frozen=True)
+class _Machine:
+    """What the choice depends on besides the shape.
+
+    Attributes:
+        tiles: by rising ``up_to_m``.
+        batch_tile: the tile of ``deterministic="batch"``.
+        block_k: see :class:`NumbaConfig`.
+        target_blocks: K is split until about so many blocks of threads run.
+        least_tiles: K tiles that a split must have to be worth its place in the workspace.
+    """
+
+    tiles: tuple[_Tile, ...]
+    batch_tile: _Tile
+    block_k: int
+    target_blocks: int
+    least_tiles: int
+
+
+_LOW = _Tile(4, 4, 64, 4, 64)
+# Up to two of them along M: W is read twice, but fewer rows of padding are multiplied.
+_MIDDLE = _Tile(32, 16, 64, 16, 16)
+_HIGH = _Tile(math.inf, 64, 64, 16, 16)
 # Four blocks for each SM of a large GPU. A constant: with it the split, and so the last bit of a result, is the same
 # on every GPU.
-_GPU = _Machine(16, 64, 64, 32, 16, 16, target_blocks=512, least_tiles=8)
+_GPU = _Machine((_LOW, _MIDDLE, _HIGH), _MIDDLE, block_k=32, target_blocks=512, least_tiles=8)
 # A simulated thread is an operating system thread under one lock, so there are as few as still share tiles.
-_SIMULATOR = _Machine(4, 8, 8, 64, 2, 2, target_blocks=4, least_tiles=1)
+_FEW, _MORE = _Tile(2, 2, 8, 1, 2), _Tile(math.inf, 4, 8, 2, 2)
+_SIMULATOR = _Machine((_FEW, _MORE), _MORE, block_k=32, target_blocks=4, least_tiles=1)
 
 
 def choose(call: MatmulCall, emulated: bool) -> NumbaConfig:
     """Tile and split for ``call``.
 
-    Two heights of tile, so that M = 1..64 compiles two kernels and not one for each M. With
-    ``deterministic="batch"`` neither tile nor split depends on M: the low tile and no split, which leaves most of a
-    GPU idle at M = 1 and reads W more often than needed at large M.
+    A few heights of tile, so that M = 1..64 compiles three kernels and not one for each M. With
+    ``deterministic="batch"`` neither tile nor split depends on M: one tile for all and no split, which leaves most of
+    a GPU idle at M = 1 and reads W more often than needed at large M.
     """
     machine = _SIMULATOR if emulated else _GPU
     batch = call.deterministic == "batch"
-    # The low tile reads W once for up to two of them, and still dequantises fewer rows of padding than the high one.
-    block_m = machine.few_rows if batch or call.m <= 2 * machine.few_rows else machine.many_rows
+    tile = machine.batch_tile if batch else next(t for t in machine.tiles if call.m <= t.up_to_m)
     tiles_k = cdiv(call.k, machine.block_k)
     splits = 1
     if not batch:
-        tiles = max(1, cdiv(call.m, block_m)) * cdiv(call.n, machine.block_n)
+        tiles = max(1, cdiv(call.m, tile.block_m)) * cdiv(call.n, tile.block_n)
         splits = max(1, min(machine.target_blocks // tiles, tiles_k // machine.least_tiles))
     split_tiles = cdiv(tiles_k, splits)
     return NumbaConfig(
-        block_m=block_m,
-        block_n=machine.block_n,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
         block_k=machine.block_k,
-        threads_m=machine.threads_m,
-        threads_n=machine.threads_n,
+        threads_m=tile.threads_m,
+        threads_n=tile.threads_n,
         splits=cdiv(tiles_k, split_tiles),  # no split is empty
         split_k=split_tiles * machine.block_k,
     )

@@ -1,5 +1,6 @@
 """Facts -> the kernel's Python function and its signature; the same for the GPU and for the simulator."""
 
+# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
 from __future__ import annotations
 
 from typing import Any

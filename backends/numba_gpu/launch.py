@@ -36,13 +36,14 @@ def run(
     target = out if whole else torch.empty(config.splits, m, n, dtype=torch.float32, device=device)
     target_strides = (0, *out.stride()) if whole else tuple(target.stride())
     t = w.tensors
+    weight = (t.qweight, t.scales, t.scale2, t.zeros, t.zero2, t.codebook, t.g_idx)
     spec = call.weight
     sizes = (m, n, call.k, spec.group_size, spec.scale2_ratio or 1, spec.zero2_ratio or 1)
     launch(
         tiled_facts(call, config),
         config.grid(m, n),
         config.threads,
-        (a, t.qweight, t.scales, t.scale2, t.zeros, t.zero2, t.codebook, t.g_idx, bias if whole else None, target),
+        (a, *weight, bias if whole else None, target),
         (*sizes, *a.stride(), *target_strides, config.split_k),
         device,
     )

@@ -4,11 +4,12 @@ Kernels get plain addresses, so that no array interface is asked (it refuses bfl
 grad, and may synchronise), no reference to a tensor stays behind, and a launch costs one argument for each tensor.
 """
 
+# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,21 +34,22 @@ def launch(
     index = torch.cuda.current_device() if device.index is None else device.index
     addresses = [0 if t is None else t.data_ptr() for t in pointers]
     stream = ExperimentalStream.from_handle(torch.cuda.current_stream(index).cuda_stream)
+    kernel = _loaded(facts, index)
     with cuda.gpus[index]:
-        # The compiled kernel's own launch: kernel[grid, threads, stream] would warn about every small grid.
-        _loaded(facts, index).launch((*addresses, *scalars), (*grid, 1), (threads, 1, 1), stream)
+        # The compiled kernel's own launch: dispatcher[grid, threads, stream] would warn about every small grid.
+        kernel.launch((*addresses, *scalars), (*grid, 1), (threads, 1, 1), stream)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _loaded(facts: Facts, index: int) -> Any:
-    """The kernel, loaded on device ``index``, whose context is current."""
-    with _loading_allowed_in_capture():
+    """The kernel, loaded on device ``index``."""
+    with _loading_allowed_in_capture(), cuda.gpus[index]:
         kernel = _compiled(facts, torch.cuda.get_device_capability(index))
         kernel.bind()
     return kernel
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(facts: Facts, capability: tuple[int, int]) -> Any:
     """One compilation for all devices of one capability, that of the current context."""
     dispatcher = cuda.jit(signature(facts))(make_kernel(facts))
@@ -57,7 +59,7 @@ def _compiled(facts: Facts, capability: tuple[int, int]) -> Any:
 @contextmanager
 def _loading_allowed_in_capture() -> Iterator[None]:
     """Let this thread load a module although a graph is being captured: loading puts nothing into the graph."""
-    from cuda.bindings import driver
+    from cuda.bindings import driver  # type: ignore[import-untyped, unused-ignore]
 
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     previous = driver.cuThreadExchangeStreamCaptureMode(relaxed)[1]

@@ -3,6 +3,7 @@
 Operands: partial float32 ``[splits, M, N]`` contiguous; bias ``[N]``; c ``[M, N]`` with strides. One thread an element.
 """
 
+# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
 from __future__ import annotations
 
 from typing import Any

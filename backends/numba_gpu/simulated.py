@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,11 +62,14 @@ def launch(
         before = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
         try:
-            _kernel(facts)[grid, threads](*memory, *scalars)
+            # numpy warns of NaN and Inf, which are as welcome here as on a GPU
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                _kernel(facts)[grid, threads](*memory, *scalars)
         finally:
             sys.setswitchinterval(before)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _kernel(facts: Facts) -> Any:
     return cuda.jit(make_kernel(facts))

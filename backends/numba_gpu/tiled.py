@@ -21,6 +21,7 @@ A block of threads is flat: thread t works on columns ``t % threads_n + j * thre
 neighbouring columns) and on a run of rows. Grid x counts the tiles of C, M fastest; grid y the splits of K.
 """
 
+# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
 from __future__ import annotations
 
 from typing import Any
@@ -106,7 +107,7 @@ def make_tiled(facts: TiledFacts) -> Any:
     block_m, block_n, block_k = facts.block_m, facts.block_n, facts.block_k
     threads_n, threads = facts.threads_n, facts.threads_m * facts.threads_n
     rows, columns = block_m // facts.threads_m, block_n // threads_n
-    padded_m = block_m + 1  # the tile of A is stored along M and filled along K: the odd pitch avoids bank conflicts
+    padded_m = block_m + 1  # the tile lies along M and is filled along K: an odd pitch avoids bank conflicts
 
     bits, act_order = facts.bits, facts.act_order
     mask = np.uint32((1 << bits) - 1)
@@ -158,7 +159,9 @@ def make_tiled(facts: TiledFacts) -> Any:
                 word = np.uint32(0)
                 if whole_words and inside:
                     word = np.uint32(qweight[(k0 + first) // codes * n_size + n])
-                group = found = edge = np.int64(-1)
+                found = np.int64(0) if act_order else (k0 + first) // group_size
+                edge = (found + 1) * group_size
+                group = np.int64(-1)
                 scale = zero = _ZERO
                 for j in range(codes):
                     k = k0 + first + j
@@ -166,15 +169,15 @@ def make_tiled(facts: TiledFacts) -> Any:
                     if inside and k < k_size:
                         if act_order:
                             found = np.int64(g_idx[k])
-                        elif k >= edge:
-                            found = k // group_size
-                            edge = (found + 1) * group_size
+                        elif k == edge:
+                            found += 1
+                            edge += group_size
                         if found != group:
                             group = found
                             scale = scale_of(scales, scale2, scale2_ratio, group, n, n_size)
                             zero = zero_of(zeros, zero2, zero2_ratio, group, n, n_size)
                         if whole_words:
-                            q = np.uint32((word >> np.uint32(j * bits)) & mask)  # the mask comes after the shift
+                            q = np.uint32((word >> np.uint32(j * bits)) & mask)  # the mask after the shift
                         else:
                             q = code_at(qweight, n_size, n, k)
                         value = weight(q, scale, zero, codebook)
