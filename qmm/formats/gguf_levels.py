@@ -45,13 +45,13 @@ class Levels:
 
 def _half(field: Tensor) -> Tensor:
     """2 bytes ``[N, B, 2]`` as float16 ``[N, B, 1]``."""
-    return field.contiguous().view(torch.float16)
+    return field.contiguous().view(-1).view(torch.float16).view(*field.shape[:2], 1)
 
 
 def _bytes(value: Tensor) -> Tensor:
     """float16 ``[N, B, 1]`` or ``[N, B]`` as 2 bytes ``[N, B, 2]``."""
-    value = value if value.dim() == 3 else value[..., None]
-    return value.to(torch.float16).contiguous().view(torch.uint8)
+    # flat first: a size of 1 may have any stride in a contiguous tensor, which a view of another size refuses
+    return value.to(torch.float16).contiguous().view(-1).view(torch.uint8).view(*value.shape[:2], 2)
 
 
 def _wide(field: Tensor) -> Tensor:
