@@ -87,7 +87,9 @@ def _environment() -> tuple[Reason, ...]:
     else:
         version = tuple(int(part) for part in triton.__version__.split(".")[:2])
         if version < MIN_TRITON:
-            found.append(Reason(f"triton >= {needed}", f"triton {triton.__version__}", "pip install -U triton"))
+            found.append(
+                Reason(f"triton >= {needed}", f"triton {triton.__version__}", "pip install -U triton")
+            )
     xpu = getattr(torch, "xpu", None)
     if not (_interpreted() or torch.cuda.is_available() or (xpu is not None and xpu.is_available())):
         fix = "run on a machine with such a GPU, or set TRITON_INTERPRET=1 before the first use (slow, for tests)"

@@ -59,7 +59,9 @@ def load_weight(
     """
     q = load_codes(w_ptr, k0, k_left, n, n_mask, N, BITS, BLOCK_K, BLOCK_N)
     g = group_rows(g_idx_ptr, k0, k_left, G, group_size, GROUPS, BLOCK_K)
-    s = spread(load_factor(s_ptr, s2_ptr, s2_ratio, g, n, n_mask, N, S_DTYPE, ONE_S2), GROUPS, BLOCK_K, BLOCK_N)
+    s = spread(
+        load_factor(s_ptr, s2_ptr, s2_ratio, g, n, n_mask, N, S_DTYPE, ONE_S2), GROUPS, BLOCK_K, BLOCK_N
+    )
     if codebook_ptr is not None:
         return tl.load(codebook_ptr + q).to(tl.float32) * s
     elif ZERO == "none":
@@ -68,7 +70,9 @@ def load_weight(
         z = lifted(codes_at(z_ptr, 0, g, n_mask[None, :], n, N, BITS))
         return (lifted(q) - spread(z, GROUPS, BLOCK_K, BLOCK_N)) * s
     else:
-        z = spread(load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, "plain", ONE_Z2), GROUPS, BLOCK_K, BLOCK_N)
+        z = spread(
+            load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, "plain", ONE_Z2), GROUPS, BLOCK_K, BLOCK_N
+        )
         q_float = lifted(q) - 8388608.0
         if ZERO == "float":
             return (q_float - z) * s

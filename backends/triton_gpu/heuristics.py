@@ -55,7 +55,9 @@ class TiledConfig:
             if value < low or value & (value - 1):
                 raise ValueError(f"{name}: must be a power of two of at least {low}; got {value}")
         if self.split_k < 1 or self.num_stages < 1:
-            raise ValueError(f"split_k and num_stages: must be positive; got {self.split_k}, {self.num_stages}")
+            raise ValueError(
+                f"split_k and num_stages: must be positive; got {self.split_k}, {self.num_stages}"
+            )
 
 
 @dataclass(frozen=True)

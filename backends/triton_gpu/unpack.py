@@ -12,7 +12,9 @@ import triton.language as tl
 
 
 @triton.jit
-def load_codes(w_ptr, k0, k_left, n, n_mask, N, BITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr):
+def load_codes(
+    w_ptr, k0, k_left, n, n_mask, N, BITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """Codes of rows ``[k0, k0 + BLOCK_K)`` as int32 ``[BLOCK_K, BLOCK_N]``; rows from ``k_left`` on read 0 or codes.
 
     ``k0`` is a multiple of BLOCK_K, which is a multiple of 32. Widths that divide 32 load each word once.
@@ -24,7 +26,8 @@ def load_codes(w_ptr, k0, k_left, n, n_mask, N, BITS: tl.constexpr, BLOCK_K: tl.
         mask = (row * PACK < k_left)[:, None] & n_mask[None, :]
         words = tl.load(w_ptr + offset, mask=mask, other=0)
         shift = tl.arange(0, PACK) * BITS
-        codes = (words[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)  # the mask ends the sign's smear
+        # the mask comes after the shift, which smears the sign
+        codes = (words[:, None, :] >> shift[None, :, None]) & ((1 << BITS) - 1)
         return tl.reshape(codes, [BLOCK_K, BLOCK_N])
     else:
         row = tl.arange(0, BLOCK_K)

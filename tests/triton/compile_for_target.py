@@ -55,7 +55,8 @@ def source(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -
     plain = {kernel.params[i].name for i in range(len(kernel.params)) if kernel.params[i].do_not_specialize}
     for i, name in enumerate(kernel.arg_names):
         value = constants[name] if name in constants else arguments[i]
-        if name in constants or value is None or (value == 1 if isinstance(value, int) and name not in plain else False):
+        is_one = isinstance(value, int) and value == 1 and name not in plain
+        if name in constants or value is None or is_one:
             signature[name], values[(i,)] = "constexpr", value
         elif isinstance(value, torch.Tensor):
             signature[name], attributes[(i,)] = f"*{TYPES[value.dtype]}", [["tt.divisibility", 16]]
@@ -71,7 +72,9 @@ WHOLE = ("cuda-80", "cuda-90", "hip-gfx942")
 BRIEF = ("prefill-int4-zeros-bf16", "int3-act-order-fp32")
 
 
-def sources(names: tuple[str, ...], device: DeviceFacts) -> Iterator[tuple[str, ASTSource, dict[str, int], str]]:
+def sources(
+    names: tuple[str, ...], device: DeviceFacts
+) -> Iterator[tuple[str, ASTSource, dict[str, int], str]]:
     """Name, source, options and dot dtype of every kernel to compile."""
     for name in names:
         case = CASES[name]
@@ -79,7 +82,9 @@ def sources(names: tuple[str, ...], device: DeviceFacts) -> Iterator[tuple[str, 
         call = make_call(x.a, x.w, bias=x.bias, activation=case.activation)
         config = choose(call, device)
         c = torch.empty(config.split_k, call.m, call.n, dtype=FLOAT if config.split_k > 1 else case.dtype)
-        arguments = launch.arguments(call, config, x.a, x.w.tensors, x.bias if config.split_k == 1 else None, c)
+        arguments = launch.arguments(
+            call, config, x.a, x.w.tensors, x.bias if config.split_k == 1 else None, c
+        )
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         yield name, source(tiled_kernel, arguments, launch.constants(call, config)), options, config.dot
         if name.startswith("decode"):

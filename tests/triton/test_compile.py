@@ -15,6 +15,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 # a process for each half: starting one takes longer than compiling for a target
 TARGETS = [("cuda-80", "cuda-86", "cuda-89"), ("cuda-90", "cuda-100", "hip-gfx942")]
 
+
 @pytest.mark.parametrize("targets", TARGETS, ids=" ".join)
 def test_kernels_compile(targets: tuple[str, ...], tmp_path: Path) -> None:
     """In a process of its own: kernels defined under TRITON_INTERPRET cannot be compiled any more."""

@@ -15,7 +15,9 @@ from qmm.weight.spec import WeightSpec
 HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 H100 = DeviceFacts(processors=132, shared_bytes=227 << 10)
 SMALL = DeviceFacts(processors=20, shared_bytes=64 << 10)
-DEVICES = pytest.mark.parametrize("device", [H100, SMALL, replace(SMALL, emulated=True)], ids=["h100", "small", "cpu"])
+DEVICES = pytest.mark.parametrize(
+    "device", [H100, SMALL, replace(SMALL, emulated=True)], ids=["h100", "small", "cpu"]
+)
 
 
 def call_of(
@@ -35,7 +37,14 @@ def call_of(
     )
 
 
-WEIGHTS = [{}, {"bits": 3}, {"act_order": True}, {"group": 32, "k": 7392}, {"dtype": FLOAT}, {"n": 48, "k": 128}]
+WEIGHTS = [
+    {},
+    {"bits": 3},
+    {"act_order": True},
+    {"group": 32, "k": 7392},
+    {"dtype": FLOAT},
+    {"n": 48, "k": 128},
+]
 weights = pytest.mark.parametrize("facts", WEIGHTS, ids=lambda f: "-".join(map(str, f)) or "plain")
 
 
@@ -117,7 +126,8 @@ def test_act_order_is_looked_up() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("block_m", 0), ("block_m", 24), ("block_n", 8), ("block_k", 48), ("num_warps", 3), ("split_k", 0), ("num_stages", 0)],
+    [("block_m", 0), ("block_m", 24), ("block_n", 8), ("block_k", 48), ("num_warps", 3), ("split_k", 0),
+     ("num_stages", 0)],
 )  # fmt: skip
 def test_impossible_settings_raise(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
