@@ -15,7 +15,7 @@ from rich.text import Text
 import qmm
 from qmm.cli import smollm2
 from qmm.cli.check import Result, check_blocks
-from qmm.cli.emulated import EMULATORS, ChildError, kinds_of_layers, run_child
+from qmm.cli.emulated import BUDGET_SECONDS, EMULATORS, ChildError, kinds_of_layers, run_child
 from qmm.cli.report import Step, Tally, print_reasons, print_table, progress
 from qmm.formats.gguf import GGUFFile, read
 
@@ -73,6 +73,7 @@ def run(
     print_table(console, tallies)
     refused = {t.label: list(dict.fromkeys(s for r in t.results for s in r.reasons)) for t in tallies}
     print_reasons(console, "Layers refused:", {k: v for k, v in refused.items() if v})
+    print_reasons(console, "Left out:", {t.label: t.left_out for t in tallies if t.left_out})
     print_reasons(console, "Not usable natively here:", plan.unusable)
     print_reasons(console, "Failed:", failures)
     wrong = {t.label: [f"{r.layer}: {r.ratio:.3g} times the bound" for r in t.wrong] for t in tallies if t.wrong}
@@ -157,6 +158,8 @@ def _run_emulated(
             if isinstance(event.get("reasons"), list):
                 # the child knows best: what is missing even when emulated
                 plan.unusable[name] = [str(r) for r in event["reasons"]]  # type: ignore[attr-defined]
+            elif "left_out" in event:
+                tally.left_out = [f"{event['left_out']} slices, past the time limit of {BUDGET_SECONDS:.0f} s"]
             elif isinstance(event.get("result"), dict):
                 result = Result(**event["result"])  # type: ignore[arg-type]
                 tally.results.append(result)

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ from pathlib import Path
 import qmm
 from qmm.formats import gguf
 
-_BUDGET_SECONDS = 25.0  # no new slice after that; the demo stays under two minutes with two emulators
+BUDGET_SECONDS = 25.0  # no new slice after that; the demo stays under two minutes with two emulators
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,23 @@ def run_child(backend: str, model: Path, layers: list[str], dtype: str) -> Itera
     environment = os.environ | {EMULATORS[backend].variable: "1"}
     environment.pop("QMM_BACKEND", None)
     command = [sys.executable, "-m", "qmm.cli.emulated", backend, str(model), dtype, *layers]
-    with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
+    # stderr goes to a file: a pipe that nobody reads meanwhile could fill up and stop the child
+    with tempfile.TemporaryFile() as errors, subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
     ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        for line in child.stdout:
-            if line.startswith("{"):
-                yield json.loads(line)
-        said = child.stderr.read().strip()
-    if child.returncode:
-        raise ChildError(f"exit code {child.returncode}: {said.splitlines()[-1] if said else 'it said nothing'}")
+        assert child.stdout is not None
+        try:
+            for line in child.stdout:
+                if line.startswith("{"):
+                    yield json.loads(line)
+            code = child.wait()
+        except BaseException:  # whoever reads the events has gone, or was interrupted
+            child.kill()
+            raise
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").strip()
+    if code:
+        raise ChildError(f"exit code {code}: {said.splitlines()[-1] if said else 'it said nothing'}")
 
 
 def _child(backend: str, model: str, dtype: str, layers: list[str]) -> None:
@@ -91,7 +99,7 @@ def _child(backend: str, model: str, dtype: str, layers: list[str]) -> None:
     emulator, file = EMULATORS[backend], gguf.read(model)
     start = time.monotonic()
     for done, layer in enumerate(layers):
-        if time.monotonic() - start > _BUDGET_SECONDS:
+        if time.monotonic() - start > BUDGET_SECONDS:
             _say(left_out=len(layers) - done)
             return
         qtype = file.info[layer].qtype

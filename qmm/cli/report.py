@@ -23,12 +23,14 @@ class Tally:
         label: the table's name for it, e.g. ``"triton (interpreter, slices)"``.
         total: layers that were to be run.
         device: where.
+        left_out: why layers that were to be run were not.
     """
 
     label: str
     total: int
     device: str
     results: list[Result] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
 
     @property
     def ran(self) -> list[Result]:
