@@ -36,9 +36,17 @@ def encode(spec: WeightSpec) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")  # also where the default device is another
 
 
-def alone(t: Tensor) -> Tensor:
-    """``t``, or a copy where it is part of a larger buffer."""
-    return t if not has_values(t) or t.untyped_storage().nbytes() == t.numel() * t.element_size() else t.clone()
+def picklable(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Arguments of :func:`rebuild`: 8-bit floats as bytes, which pickle (unlike torch.save) does not know, and no
+    views, since those would be pickled with the whole buffer that they are part of.
+    """
+    tensors, dtypes = {}, {}
+    for name, t in state.items():
+        part = has_values(t) and t.untyped_storage().nbytes() != t.numel() * t.element_size()
+        tensors[name] = t.clone() if part else t
+        if t.is_floating_point() and t.element_size() == 1:
+            tensors[name], dtypes[name] = tensors[name].view(torch.uint8), dtype_name(t.dtype)
+    return tensors, dtypes
 
 
 def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
@@ -90,11 +98,12 @@ def first_difference(mine: WeightSpec, other: WeightSpec) -> str | None:
     return None
 
 
-def rebuild(state: dict[str, Tensor]) -> QuantizedWeight:
+def rebuild(state: dict[str, Tensor], dtypes: dict[str, str]) -> QuantizedWeight:
     """Unpickling: named at module level so that ``torch.load(weights_only=True)`` can allow it."""
     from qmm.weight.quantized_weight import QuantizedWeight
 
-    return QuantizedWeight.from_state_dict(state)
+    views = {name: state[name].view(getattr(torch, dtype)) for name, dtype in dtypes.items()}
+    return QuantizedWeight.from_state_dict(state | views)
 
 
 torch.serialization.add_safe_globals([rebuild])

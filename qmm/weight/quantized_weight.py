@@ -333,8 +333,7 @@ class QuantizedWeight(WeightProperties):
         self.copy_(QuantizedWeight.from_state_dict(state, prefix).to(self.device))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # a view would be pickled with the whole buffer that it is part of
-        return facts.rebuild, ({name: facts.alone(t) for name, t in self.state_dict().items()},)
+        return facts.rebuild, facts.picklable(self.state_dict())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuantizedWeight:
         copied = self.clone()
