@@ -1,6 +1,7 @@
 """C[:, n0:n1] = activation(A @ dequantize(W[:, n0:n1]) + bias[n0:n1]), one block of columns after the other.
 
-Operands: a ``[M, K]`` any strides; w canonical (qweight int32 ``[ceil(K*bits/32), N]``, ...); out ``[M, N]`` any strides.
+Operands: a ``[M, K]`` any strides; w canonical (qweight int32 ``[ceil(K*bits/32), N]``, ...); out ``[M, N]``,
+any strides.
 
 Extra memory is bounded whatever N is, and never holds the whole W: at most
 
@@ -60,8 +61,9 @@ def _exact(operands: torch.dtype, device_type: str) -> torch.dtype:
     """
     if operands != torch.float32:
         return operands
-    matmul = {"cuda": torch.backends.cuda.matmul, "cpu": torch.backends.mkldnn.matmul}.get(device_type)
-    precision = getattr(matmul, "fp32_precision", None)  # torch 2.9 and later; the older call may raise there
+    library = {"cuda": torch.backends.cuda, "cpu": torch.backends.mkldnn}.get(device_type)
+    # torch 2.9 and later; there the older call may raise
+    precision = getattr(getattr(library, "matmul", None), "fp32_precision", None)
     if precision is None:
         precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return torch.float32 if precision in ("ieee", "none") else torch.float64

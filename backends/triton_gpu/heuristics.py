@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -97,7 +98,7 @@ def device_facts(device: torch.device) -> DeviceFacts:
     if BACKEND.emulated:
         return DeviceFacts(processors=1, shared_bytes=1 << 20, emulated=True)
     if device.type == "cuda":
-        found = torch.cuda.get_device_properties(device)
+        found: Any = torch.cuda.get_device_properties(device)
         processors = found.multi_processor_count
     else:
         found = torch.xpu.get_device_properties(device)
@@ -123,7 +124,8 @@ def _dot_dtype(call: MatmulCall) -> str:
 
 
 def _tile(call: MatmulCall, device: DeviceFacts, dot: str, batch: bool) -> _Tile:
-    tiles, lookup = _TILES_16BIT, _TILES_16BIT_LOOKUP
+    tiles: tuple[_Tile, ...] = _TILES_16BIT
+    lookup: tuple[_Tile, ...] = _TILES_16BIT_LOOKUP
     if device.emulated:
         tiles = lookup = _TILES_EMULATED
     elif dot == "float32":

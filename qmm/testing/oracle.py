@@ -21,9 +21,11 @@ def to_float64(t: Tensor) -> Array:
         words = t.view(torch.int16).numpy().astype(np.uint16).astype(np.uint32) << 16
         return words.view(np.float32).astype(np.float64)
     if t.dtype == torch.float8_e4m3fn:
-        return np.array([_e4m3(b) for b in range(256)])[t.view(torch.uint8).numpy()]
+        table = np.array([_e4m3(b) for b in range(256)])
+        return np.asarray(table[t.view(torch.uint8).numpy()])
     if str(t.dtype) == "torch.float8_e8m0fnu":
-        return np.array([math.nan if b == 255 else 2.0 ** (b - 127) for b in range(256)])[t.view(torch.uint8).numpy()]
+        table = np.array([math.nan if b == 255 else 2.0 ** (b - 127) for b in range(256)])
+        return np.asarray(table[t.view(torch.uint8).numpy()])
     return t.numpy().astype(np.float64)
 
 
@@ -80,16 +82,18 @@ def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:
 
 def activate(x: Array, activation: str | None) -> Array:
     """The activation in float64; ``erf`` one element at a time."""
+    found = x
     if activation == "relu":
-        return np.where(np.isnan(x), x, np.maximum(x, 0))
-    if activation == "silu":
-        return x * np.array([_sigmoid(v) for v in x.ravel()]).reshape(x.shape)
-    if activation == "gelu":
-        return 0.5 * x * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape))
-    if activation == "gelu_tanh":
-        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    assert activation is None, activation
-    return x
+        found = np.where(np.isnan(x), x, np.maximum(x, 0))
+    elif activation == "silu":
+        found = x * np.array([_sigmoid(v) for v in x.ravel()]).reshape(x.shape)
+    elif activation == "gelu":
+        found = 0.5 * x * (1 + np.array([math.erf(v / math.sqrt(2)) for v in x.ravel()]).reshape(x.shape))
+    elif activation == "gelu_tanh":
+        found = 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    else:
+        assert activation is None, activation
+    return found
 
 
 def _sigmoid(v: float) -> float:

@@ -11,10 +11,12 @@ A call that the kernel refuses is not skipped: the refusal itself is asserted.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch import Tensor
 
 import qmm
 from qmm.backend import ACTIVATIONS
@@ -175,12 +177,13 @@ class ConformanceSuite(DeviceSuite):
         a = torch.ones(1, 16, dtype=dtype, device=target.device)
         result = run(target, a, w, bias=values.to(target.device), activation=activation)
         function = torch.nn.functional
-        expected = {
+        functions: dict[str, Callable[[Tensor], Tensor]] = {
             "relu": function.relu,
             "gelu": function.gelu,
             "gelu_tanh": lambda t: function.gelu(t, approximate="tanh"),
             "silu": function.silu,
-        }[activation](values.double()).to(dtype)
+        }
+        expected = functions[activation](values.double()).to(dtype)
         tolerance = 4 * ROUNDING[dtype][0]
         torch.testing.assert_close(result[0].cpu(), expected, rtol=tolerance, atol=1e-6, equal_nan=True)
 
