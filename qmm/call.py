@@ -105,7 +105,9 @@ def make_call(
                 f"bias: shape must be ({spec.out_features},), w.out_features; got {tuple(bias.shape)}"
             )
         if bias.device != a.device:
-            raise ValueError(f"a and bias must be on one device; got a on {a.device} and bias on {bias.device}")
+            raise ValueError(
+                f"a and bias must be on one device; got a on {a.device} and bias on {bias.device}"
+            )
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         raise ValueError(f"activation: must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}")
     if not isinstance(deterministic, (bool, str)) or deterministic not in DETERMINISTIC:
@@ -151,7 +153,13 @@ def _check_types(a: object, w: object, bias: object, out: object) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"{name}: must be a torch.Tensor; got {type(value).__name__}")
         if value.layout is not torch.strided or value.is_quantized or value.is_nested:
-            kind = "a quantized" if value.is_quantized else "a nested" if value.is_nested else f"a {value.layout}"
+            kind = (
+                "a quantized"
+                if value.is_quantized
+                else "a nested"
+                if value.is_nested
+                else f"a {value.layout}"
+            )
             raise TypeError(f"{name}: must be a dense strided tensor; got {kind} tensor")
     assert isinstance(a, Tensor)
     if a.dtype not in A_DTYPES:

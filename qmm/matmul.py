@@ -89,7 +89,9 @@ def execute(
 ) -> None:
     """Run a chosen kernel on rows; ``result`` has ``call.out_shape`` and is written whole."""
     rows = as_rows(a.detach().resolve_neg())  # kernels read memory, which a lazily negated view is not
-    target = torch.empty(call.m, call.n, dtype=a.dtype, device=a.device) if call.copies_out else _view_rows(result)
+    target = (
+        torch.empty(call.m, call.n, dtype=a.dtype, device=a.device) if call.copies_out else _view_rows(result)
+    )
     flat_bias = None if bias is None else bias.detach().resolve_neg().contiguous()
     choice.backend.run(call, choice.kernel, choice.config, rows, w, flat_bias, target)
     if call.copies_out:

@@ -43,7 +43,9 @@ def prepare(w: QuantizedWeight, backend: str = AUTO, release: bool = False) -> Q
         if reasons:
             text = "\n".join(f"  {name}: {r}" for r in reasons)
             raise UnsupportedError(
-                f"backend {name!r} (from {source}) cannot prepare a weight here:\n{text}", name, {name: reasons}
+                f"backend {name!r} (from {source}) cannot prepare a weight here:\n{text}",
+                name,
+                {name: reasons},
             )
     if chosen is not None:
         w.prepare_for(chosen, release)

@@ -232,7 +232,9 @@ def _check(
     if weight.dim() != 2:
         raise ValueError(f"weight_nk: must have 2 dimensions [N, K]; got shape {list(weight.shape)}")
     if weight.numel() == 0:
-        raise ValueError(f"weight_nk: must have at least one row and one column; got shape {list(weight.shape)}")
+        raise ValueError(
+            f"weight_nk: must have at least one row and one column; got shape {list(weight.shape)}"
+        )
     if not isinstance(symmetric, bool):
         raise TypeError(f"symmetric: must be a bool; got {symmetric!r}")
     if not isinstance(method, str) or method not in METHODS:

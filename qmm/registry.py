@@ -38,7 +38,9 @@ class BrokenBackend(Backend):
         self._error = error
 
     def environment(self) -> list[Reason]:
-        return [Reason("a backend that imports", self._error, "repair or uninstall the package that registers it")]
+        return [
+            Reason("a backend that imports", self._error, "repair or uninstall the package that registers it")
+        ]
 
     def run(self, *args: object) -> None:
         raise RuntimeError(f"backend {self.name!r} could not be imported: {self._error}")

@@ -39,7 +39,7 @@ def errors(weight: Tensor, w: qmm.QuantizedWeight) -> np.ndarray:
     return np.abs(oracle.to_float64(weight) - oracle.dequantize(w)[0].T)
 
 
-# -- the bound -----------------------------------------------------------------------------------------------------
+# the bound
 
 
 @kinds
@@ -55,7 +55,9 @@ def test_minmax_error_is_at_most_half_a_step(dtype: torch.dtype, symmetric: bool
 
 @settings(max_examples=60, deadline=None)
 @given(
-    data=st.lists(st.floats(-6e4, 6e4, width=16) | st.sampled_from([0.0, 1e-7, -6e-8, 3e-5]), min_size=1, max_size=40),
+    data=st.lists(
+        st.floats(-6e4, 6e4, width=16) | st.sampled_from([0.0, 1e-7, -6e-8, 3e-5]), min_size=1, max_size=40
+    ),
     bits=st.integers(1, 8),
     group=st.integers(1, 45),
     symmetric=st.booleans(),
@@ -99,7 +101,7 @@ def test_codes_are_taken_against_the_scale_as_stored(symmetric: bool) -> None:
     np.testing.assert_allclose(errors(weight, w), nearest, atol=1e-6)
 
 
-# -- exact cases -----------------------------------------------------------------------------------------------------
+# exact cases
 
 
 @kinds
@@ -112,7 +114,9 @@ def test_a_weight_on_a_grid_comes_out_bit_for_bit(symmetric: bool, method: str) 
         codes[0::16], codes[1::16] = 0, top  # both ends are in use in every group
         scales = torch.from_numpy(rng.uniform(1e-3, 1e-1, (3, 6))).half()
         zeros = None if symmetric else torch.from_numpy(rng.integers(0, top + 1, (3, 6)))
-        made = qmm.QuantizedWeight.from_codes(torch.from_numpy(codes), scales, zeros, bits=bits, group_size=16)
+        made = qmm.QuantizedWeight.from_codes(
+            torch.from_numpy(codes), scales, zeros, bits=bits, group_size=16
+        )
         weight = made.dequantize().t()
         again = qmm.quantize(weight, bits=bits, group_size=16, symmetric=symmetric, method=method)
         assert torch.equal(again.dequantize(), made.dequantize()), f"bits={bits}"
@@ -145,7 +149,7 @@ def test_asymmetric_range_holds_zero(values: list[float]) -> None:
     assert w.unpack_zeros().item() == (0 if values[0] > 0 else 7)
 
 
-# -- shapes ------------------------------------------------------------------------------------------------------------
+# shapes
 
 
 @kinds
@@ -212,7 +216,9 @@ def test_memory_is_bounded() -> None:
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
             result = func(*args, **(kwargs or {}))
             if isinstance(result, Tensor):
-                self.most = max(self.most, result.untyped_storage().nbytes())  # 4 bytes for the input and its views
+                self.most = max(
+                    self.most, result.untyped_storage().nbytes()
+                )  # 4 bytes for the input and its views
             return result
 
     weight = torch.zeros(1, 1).expand(12_000, 1024)  # 12 M weights without memory of their own
@@ -222,7 +228,7 @@ def test_memory_is_bounded() -> None:
     assert seen.most <= 6 * 2**20
 
 
-# -- dtypes and devices ------------------------------------------------------------------------------------------------
+# dtypes and devices
 
 
 @dtypes
@@ -251,7 +257,9 @@ def test_the_whole_range_of_bfloat16(symmetric: bool) -> None:
 
 def test_too_large_for_float16_scales() -> None:
     weight = torch.tensor([[1.0, 2.0], [3e38, -3e38]])
-    with pytest.raises(ValueError, match=r"scale_dtype: must hold every scale; got float16.*row 1, group 0.*float32"):
+    with pytest.raises(
+        ValueError, match=r"scale_dtype: must hold every scale; got float16.*row 1, group 0.*float32"
+    ):
         qmm.quantize(weight)
     assert bool(torch.isfinite(qmm.quantize(weight, scale_dtype=torch.float32).dequantize()).all())
 
@@ -277,7 +285,11 @@ def test_zero_group_gives_exact_zeros(dtype: torch.dtype, symmetric: bool, metho
     weight[2] = -0.0
     w = qmm.quantize(weight, group_size=32, symmetric=symmetric, method=method)
     value = w.dequantize().t()
-    assert bool(torch.isfinite(value).all()) and bool((value[1, 32:64] == 0).all()) and bool((value[2] == 0).all())
+    assert (
+        bool(torch.isfinite(value).all())
+        and bool((value[1, 32:64] == 0).all())
+        and bool((value[2] == 0).all())
+    )
     assert bool((w.scales[:, 2] == 1).all())
 
 
@@ -323,7 +335,7 @@ def test_same_bits_every_time(method: str) -> None:
     assert torch.equal(first.qweight, second.qweight) and torch.equal(first.scales, second.scales)
 
 
-# -- against the true optimum ------------------------------------------------------------------------------------------
+# against the true optimum
 
 
 def optimum(weight: np.ndarray, bits: int, symmetric: bool) -> np.ndarray:
@@ -370,7 +382,7 @@ def test_minmax_scale_is_the_smallest_that_clips_nothing() -> None:
     np.testing.assert_allclose(oracle.to_float64(w.scales)[0], smallest, rtol=1e-6)
 
 
-# -- refusals (the rest stand in test_bad_input.py) --------------------------------------------------------------------
+# refusals (the rest stand in test_bad_input.py)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

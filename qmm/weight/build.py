@@ -17,7 +17,11 @@ from qmm.weight.validate import is_minus_one, parse_zero_kind, require, whole_nu
 
 unpack = bitstream.unpack
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_UNSIGNED = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}  # torch lacks most ops
+_UNSIGNED = {
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
+}  # torch lacks most ops
 
 
 def as_words(t: Any) -> Any:
@@ -46,7 +50,9 @@ def check_codes(codes: Any, field: str, bits: int) -> Tensor:
     """
     require(isinstance(codes, Tensor), field, "must be a torch.Tensor", type(codes).__name__)
     shape = f"shape {list(codes.shape)}"
-    require(codes.dim() == 2, field, "must have 2 dimensions (stacks of experts are not supported yet)", shape)
+    require(
+        codes.dim() == 2, field, "must have 2 dimensions (stacks of experts are not supported yet)", shape
+    )
     codes = widen(codes)
     require(codes.dtype in _INTEGERS, field, "must have an integer dtype", dtype_name(codes.dtype))
     if codes.numel() and has_values(codes):
@@ -90,7 +96,9 @@ def narrow_g_idx(g_idx: Any) -> Any:
     return g_idx.to(torch.int32)
 
 
-def seed_arguments(qw: Tensor, scales: Tensor, qzeros: Tensor | None, w_bit: int, group_size: int) -> dict[str, Any]:
+def seed_arguments(
+    qw: Tensor, scales: Tensor, qzeros: Tensor | None, w_bit: int, group_size: int
+) -> dict[str, Any]:
     """Seed layout: the canonical one for widths that divide 32."""
     w_bit = whole_number(w_bit, "w_bit", 1, 8)
     require(WORD_BITS % w_bit == 0, "w_bit", "must be 1, 2, 4 or 8 (a whole number of codes a word)", w_bit)
@@ -119,12 +127,19 @@ def gptq_arguments(
     """GPTQ: codes down K as here, zero points along N, minus one in version v1."""
     bits = whole_number(bits, "bits", 1, 8)
     require(bits in (2, 3, 4, 8), "bits", "must be 2, 3, 4 or 8 for GPTQ", bits)
-    require(version in ("v1", "v2"), "version", "must be 'v1' (zeros stored minus one) or 'v2'", repr(version))
+    require(
+        version in ("v1", "v2"), "version", "must be 'v1' (zeros stored minus one) or 'v2'", repr(version)
+    )
     _words_2d(qweight, "qweight")
     if in_features is None:
         stream = qweight.shape[0] * WORD_BITS
         fits = stream % bits == 0
-        require(fits, "in_features", f"must be given where {bits}-bit codes do not fill the rows of qweight", "None")
+        require(
+            fits,
+            "in_features",
+            f"must be given where {bits}-bit codes do not fill the rows of qweight",
+            "None",
+        )
         k = stream // bits
     else:
         k = whole_number(in_features, "in_features", 1)

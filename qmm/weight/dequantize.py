@@ -33,7 +33,9 @@ def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int
     elif spec.zero_kind is not ZeroKind.BIAS:
         assert t.zeros is not None
         zero = t.zeros[:, start:stop]
-        zero = unpack(zero, spec.bits, spec.groups).float() if spec.zero_kind is ZeroKind.INT else zero.float()
+        zero = (
+            unpack(zero, spec.bits, spec.groups).float() if spec.zero_kind is ZeroKind.INT else zero.float()
+        )
         w = per_group(w, zero, spec, t.g_idx, torch.Tensor.sub_)
     w = per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
     if spec.zero_kind is ZeroKind.BIAS:

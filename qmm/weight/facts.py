@@ -60,12 +60,16 @@ def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, 
         raise WeightFormatError(f"state_dict: must have {', '.join(missing)}; got {_shown(state)}")
     unknown = sorted(set(mine) - set(known))
     if unknown:
-        raise WeightFormatError(f"state_dict: keys under {prefix!r} must be among {', '.join(known)}; got {unknown}")
+        raise WeightFormatError(
+            f"state_dict: keys under {prefix!r} must be among {', '.join(known)}; got {unknown}"
+        )
     facts = mine.pop("facts")
     if not isinstance(facts, Tensor):
         raise WeightFormatError(f"facts: must be a torch.Tensor; got {type(facts).__name__}")
     if facts.dtype != torch.int64 or tuple(facts.shape) != (_LENGTH,):
-        raise WeightFormatError(f"facts: must be int64 [{_LENGTH}]; got {dtype_name(facts.dtype)} {list(facts.shape)}")
+        raise WeightFormatError(
+            f"facts: must be int64 [{_LENGTH}]; got {dtype_name(facts.dtype)} {list(facts.shape)}"
+        )
     if not has_values(facts):
         raise WeightFormatError(f"facts: must hold values; got a tensor on {facts.device}")
     version, bits, group_size, k, kind, scale2_ratio, zero2_ratio = facts.tolist()

@@ -132,7 +132,9 @@ class WeightProperties:
             f"int{s.bits}" if s.codebook_dtype is None else f"{s.bits}-bit codebook",
             f"group {s.group_size}",
             f"scales {dtype_name(s.scale_dtype)}" + (" x float32" if s.scale2_ratio is not None else ""),
-            "symmetric" if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None else f"zeros {s.zero_kind}",
+            "symmetric"
+            if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None
+            else f"zeros {s.zero_kind}",
         ]
         if s.act_order:
             parts.append("act-order")

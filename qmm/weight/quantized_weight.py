@@ -96,7 +96,6 @@ class QuantizedWeight(WeightProperties):
         self._bound = magnitude_bound(tensors, spec) if known else float("nan")
         self._plans: dict[Any, Any] = {}
 
-
     # -- named constructors ------------------------------------------------------------------------------------
 
     @classmethod
@@ -271,7 +270,8 @@ class QuantizedWeight(WeightProperties):
         if target == self.device and not copy:
             return self
         moved = {
-            name: t.to(target, non_blocking=non_blocking, copy=copy) for name, t in self.tensors.present().items()
+            name: t.to(target, non_blocking=non_blocking, copy=copy)
+            for name, t in self.tensors.present().items()
         }
         return self._same_meaning(WeightTensors(**moved))
 

@@ -96,7 +96,9 @@ def _cut_stream(words: Tensor, bits: int, count: int, start: int, stop: int) -> 
     return bitstream.pack(bitstream.unpack(words, bits, count)[start:stop], bits)
 
 
-def _cut_second(second: Tensor | None, ratio: int | None, g0: int, g1: int) -> tuple[Tensor | None, int | None]:
+def _cut_second(
+    second: Tensor | None, ratio: int | None, g0: int, g1: int
+) -> tuple[Tensor | None, int | None]:
     if second is None or not ratio:
         return second, ratio
     if g0 % ratio == 0:
@@ -140,7 +142,12 @@ def _cat_n(weights: Sequence[QuantizedWeight]) -> dict[str, Any]:
     for i, w in enumerate(weights[1:], 1):
         if first.g_idx is not None:
             assert w.g_idx is not None
-            require(torch.equal(first.g_idx, w.g_idx), f"weights[{i}]", "must have the g_idx of weights[0]", "another")
+            require(
+                torch.equal(first.g_idx, w.g_idx),
+                f"weights[{i}]",
+                "must have the g_idx of weights[0]",
+                "another",
+            )
     return {
         "qweight": torch.cat([w.qweight for w in weights], 1),
         "scales": _cat([w.scales for w in weights], 1),

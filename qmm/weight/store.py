@@ -82,7 +82,9 @@ class Store:
                 return None
             if release:
                 self._held = _Held(None, {name: layout})
-            elif held.canonical is None and name not in held.prepared:  # released to another: one copy at a time
+            elif (
+                held.canonical is None and name not in held.prepared
+            ):  # released to another: one copy at a time
                 self._held = _Held(_canonical(held), {name: layout})
             else:
                 self._held = _Held(held.canonical, {**held.prepared, name: layout})
@@ -101,7 +103,9 @@ class Store:
                 mine = held.canonical.present()
                 for name, source in values.present().items():
                     mine[name].copy_(source)
-            on_device = {name: None if t is None else t.to(self.device) for name, t in values._asdict().items()}
+            on_device = {
+                name: None if t is None else t.to(self.device) for name, t in values._asdict().items()
+            }
             for layout in held.prepared.values():
                 layout.refill(on_device)
 
@@ -120,4 +124,8 @@ def _address(t: Tensor) -> int:
 
 def same_storage(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors live in one storage."""
-    return has_values(x) and has_values(y) and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() != 0
+    return (
+        has_values(x)
+        and has_values(y)
+        and x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr() != 0
+    )

@@ -59,7 +59,12 @@ def make_spec(
             continue
         require(isinstance(value, Tensor), name, "must be a torch.Tensor", type(value).__name__)
         require(value.layout is torch.strided, name, "must be a dense strided tensor", value.layout)
-        require(value.device == t.qweight.device, name, f"must be on qweight's device {t.qweight.device}", value.device)
+        require(
+            value.device == t.qweight.device,
+            name,
+            f"must be on qweight's device {t.qweight.device}",
+            value.device,
+        )
     bits = whole_number(bits, "bits", 1, 8)
     k = whole_number(in_features, "in_features", 1)
     require(
@@ -72,7 +77,10 @@ def make_spec(
     words, n = t.qweight.shape
     expected = words_for(k, bits)
     require(
-        words == expected, "qweight", f"must have ceil(K*bits/32) = {expected} rows for K={k} and bits={bits}", words
+        words == expected,
+        "qweight",
+        f"must have ceil(K*bits/32) = {expected} rows for K={k} and bits={bits}",
+        words,
     )
     require(n >= 1, "qweight", "must have at least one column", n)
     group_size = k if is_minus_one(group_size) else whole_number(group_size, "group_size", 1)
@@ -99,7 +107,9 @@ def make_spec(
     if t.codebook is not None:
         _dtype(t.codebook, "codebook", FLOAT_DTYPES)
         _shape(t.codebook, "codebook", (1 << bits,), "[2**bits]")
-        require(kind is ZeroKind.NONE, "zeros", "must be absent when there is a codebook", f"zero kind {kind}")
+        require(
+            kind is ZeroKind.NONE, "zeros", "must be absent when there is a codebook", f"zero kind {kind}"
+        )
     return WeightSpec(
         bits=bits,
         group_size=group_size,
@@ -170,7 +180,9 @@ def _zero_kind(t: WeightTensors, given: ZeroKind | str | None) -> ZeroKind:
 
 
 def _check_zeros(t: WeightTensors, kind: ZeroKind, bits: int, groups: int, n: int) -> None:
-    require(t.zero2 is None or kind is ZeroKind.BIAS, "zero2", "needs zeros of kind bias", f"zero kind {kind}")
+    require(
+        t.zero2 is None or kind is ZeroKind.BIAS, "zero2", "needs zeros of kind bias", f"zero kind {kind}"
+    )
     if t.zeros is None:
         return
     dtype = t.zeros.dtype

@@ -80,7 +80,8 @@ def test_padding(bits: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "bits", "words"), [(128, 3, 12), (32, 4, 4), (1, 1, 1), (33, 8, 9), (0, 4, 0), (11, 3, 2), (2880, 4, 360)]
+    ("count", "bits", "words"),
+    [(128, 3, 12), (32, 4, 4), (1, 1, 1), (33, 8, 9), (0, 4, 0), (11, 3, 2), (2880, 4, 360)],
 )
 def test_word_counts(count: int, bits: int, words: int) -> None:
     """``ceil(K * bits / 32)``, not ``ceil(K / (32 // bits))`` (CASES 44)."""

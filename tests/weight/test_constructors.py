@@ -24,7 +24,7 @@ def made(case: Case) -> QuantizedWeight:
     return make_weight(case, np.random.default_rng(case.seed))
 
 
-# -- dequantize ---------------------------------------------------------------------------------------------------------
+# dequantize
 
 
 @pytest.mark.parametrize("ident", WEIGHTS)
@@ -74,12 +74,14 @@ def test_hand_computed_values() -> None:
 def test_float_zero_is_not_rounded() -> None:
     """HQQ: z = 7.37, s = 0.05; rounding z would cost 0.37 of a step (CASES 36)."""
     zeros = torch.tensor([[7.37]])
-    w = QuantizedWeight.from_codes(torch.arange(16)[:, None], torch.tensor([[0.05]]), zeros, bits=4, group_size=16)
+    w = QuantizedWeight.from_codes(
+        torch.arange(16)[:, None], torch.tensor([[0.05]]), zeros, bits=4, group_size=16
+    )
     assert w.zero_kind is ZeroKind.FLOAT
     np.testing.assert_allclose(w.dequantize()[:, 0].numpy(), (np.arange(16) - 7.37) * 0.05, rtol=1e-5)
 
 
-# -- from_codes ---------------------------------------------------------------------------------------------------------
+# from_codes
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -95,7 +97,9 @@ def test_from_codes_keeps_codes_and_zeros(bits: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.uint32, torch.uint64], ids=str
+    "dtype",
+    [torch.uint8, torch.int8, torch.int16, torch.int64, torch.uint16, torch.uint32, torch.uint64],
+    ids=str,
 )
 def test_any_integer_dtype(dtype: torch.dtype) -> None:
     codes = torch.arange(64).remainder(16).view(32, 2)
@@ -109,12 +113,16 @@ def test_any_integer_dtype(dtype: torch.dtype) -> None:
 
 
 def test_group_size_minus_one_is_k() -> None:
-    w = QuantizedWeight.from_codes(torch.ones(40, 3, dtype=torch.int64), torch.ones(1, 3), bits=4, group_size=-1)
+    w = QuantizedWeight.from_codes(
+        torch.ones(40, 3, dtype=torch.int64), torch.ones(1, 3), bits=4, group_size=-1
+    )
     assert w.group_size == 40 and w.spec.groups == 1
 
 
 def test_group_larger_than_k() -> None:
-    w = QuantizedWeight.from_codes(torch.ones(40, 3, dtype=torch.int64), torch.ones(1, 3), bits=4, group_size=64)
+    w = QuantizedWeight.from_codes(
+        torch.ones(40, 3, dtype=torch.int64), torch.ones(1, 3), bits=4, group_size=64
+    )
     assert w.group_size == 64 and w.spec.groups == 1
 
 
@@ -132,7 +140,7 @@ def test_numpy_integers_are_integers() -> None:
     assert type(w.bits) is int and w.group_size == 32
 
 
-# -- from_seed ----------------------------------------------------------------------------------------------------------
+# from_seed
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
@@ -145,7 +153,9 @@ def test_from_seed(bits: int) -> None:
     qw = rng.integers(-(2**31), 2**31, (k // per_word, n), dtype=np.int32)
     qz = rng.integers(-(2**31), 2**31, (groups // per_word, n), dtype=np.int32)
     scales = torch.from_numpy(rng.uniform(0.5, 2, (groups, n))).half()
-    w = QuantizedWeight.from_seed(torch.from_numpy(qw), scales, torch.from_numpy(qz), w_bit=bits, group_size=group)
+    w = QuantizedWeight.from_seed(
+        torch.from_numpy(qw), scales, torch.from_numpy(qz), w_bit=bits, group_size=group
+    )
     mask = (1 << bits) - 1
     for row in range(k):
         for column in range(n):
@@ -162,7 +172,7 @@ def test_from_seed_symmetric() -> None:
     assert w.dequantize()[:, 0].tolist() == [7.0] * 7 + [-1.0]
 
 
-# -- from_gptq ----------------------------------------------------------------------------------------------------------
+# from_gptq
 
 
 def pack_along_n(values: np.ndarray, bits: int) -> Tensor:
@@ -205,7 +215,9 @@ def test_gptq_identity_g_idx_is_dropped() -> None:
 
 
 def test_gptq_short_last_group() -> None:
-    w = QuantizedWeight.from_gptq(torch.zeros(9, 8, dtype=torch.int32), None, torch.ones(3, 8), bits=4, group_size=32)
+    w = QuantizedWeight.from_gptq(
+        torch.zeros(9, 8, dtype=torch.int32), None, torch.ones(3, 8), bits=4, group_size=32
+    )
     assert w.in_features == 72 and w.spec.groups == 3
 
 
@@ -214,7 +226,10 @@ def test_gptq_three_bits_need_k_where_words_are_not_full() -> None:
     qweight, scales = torch.zeros(13, 8, dtype=torch.int32), torch.ones(1, 8)
     with pytest.raises(WeightFormatError, match=r"in_features: must be given where 3-bit codes do not fill"):
         QuantizedWeight.from_gptq(qweight, None, scales, bits=3, group_size=-1)
-    assert QuantizedWeight.from_gptq(qweight, None, scales, bits=3, group_size=-1, in_features=130).in_features == 130
+    assert (
+        QuantizedWeight.from_gptq(qweight, None, scales, bits=3, group_size=-1, in_features=130).in_features
+        == 130
+    )
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
@@ -232,10 +247,12 @@ def test_gptq_layers_of_the_peers(path: Path) -> None:
     assert torch.equal(w.dequantize().t(), tensors["expected.weight"])
     assert w.spec.act_order == ("-act-" in path.stem)
     a = tensors["expected.a"]
-    torch.testing.assert_close(qmm.matmul(a, w, backend="torch"), a @ tensors["expected.weight"].t(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        qmm.matmul(a, w, backend="torch"), a @ tensors["expected.weight"].t(), rtol=1e-4, atol=1e-4
+    )
 
 
-# -- what the constructor keeps -----------------------------------------------------------------------------------------
+# what the constructor keeps
 
 
 def test_tensors_are_kept_where_they_can_be() -> None:
@@ -248,13 +265,17 @@ def test_expanded_and_strided_tensors_become_contiguous() -> None:
     qweight = torch.arange(64, dtype=torch.int32).view(8, 8).t()[:, ::2]
     scales = torch.tensor([[2.0]]).expand(2, 4)
     w = QuantizedWeight(qweight, scales, bits=4, group_size=32, in_features=64)
-    assert w.qweight.is_contiguous() and w.scales.is_contiguous() and w.scales.untyped_storage().nbytes() == 32
+    assert (
+        w.qweight.is_contiguous() and w.scales.is_contiguous() and w.scales.untyped_storage().nbytes() == 32
+    )
     assert torch.equal(w.qweight, qweight) and torch.equal(w.scales, scales)
 
 
 def test_tensors_that_share_storage_are_parted() -> None:
     buffer = torch.zeros(6, 8, dtype=torch.int32)
-    w = QuantizedWeight(buffer[:4], torch.ones(2, 8), bits=4, group_size=16, in_features=32, zeros=buffer[4:5])
+    w = QuantizedWeight(
+        buffer[:4], torch.ones(2, 8), bits=4, group_size=16, in_features=32, zeros=buffer[4:5]
+    )
     assert w.qweight.untyped_storage().data_ptr() != w.zeros.untyped_storage().data_ptr()  # type: ignore[union-attr]
 
 
@@ -303,11 +324,14 @@ def test_fake_tensors() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scale", "fits"), [(1.0, True), (8188.0, True), (8190.0, False), (float("nan"), False), (float("inf"), False)]
+    ("scale", "fits"),
+    [(1.0, True), (8188.0, True), (8190.0, False), (float("nan"), False), (float("inf"), False)],
 )
 def test_fits_float16(scale: float, fits: bool) -> None:
     """8 * 8188 = 65504, the largest float16."""
-    w = QuantizedWeight.from_codes(torch.zeros(32, 1, dtype=torch.int64), torch.tensor([[scale]]), bits=4, group_size=32)
+    w = QuantizedWeight.from_codes(
+        torch.zeros(32, 1, dtype=torch.int64), torch.tensor([[scale]]), bits=4, group_size=32
+    )
     assert w.fits_float16 is fits
 
 

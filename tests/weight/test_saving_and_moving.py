@@ -20,7 +20,9 @@ CASES = {
     "symmetric": Case(zero_kind=ZeroKind.NONE),
     "int zeros": Case(bits=3, group_size=16),
     "float zeros": Case(bits=5, zero_kind=ZeroKind.FLOAT, scale_dtype=BF16),
-    "bias, two levels": Case(k=100, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.int8, two_level="rows"),
+    "bias, two levels": Case(
+        k=100, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.int8, two_level="rows"
+    ),
     "e4m3, one factor": Case(zero_kind=ZeroKind.NONE, scale_dtype=torch.float8_e4m3fn, two_level="one"),
     "codebook": Case(codebook=FLOAT, zero_kind=ZeroKind.NONE),
     "act-order": Case(act_order=True, k=64, group_size=16),
@@ -38,7 +40,9 @@ def assert_same(x: QuantizedWeight, y: QuantizedWeight) -> None:
     mine, theirs = x.tensors.present(), y.tensors.present()
     assert mine.keys() == theirs.keys()
     for name, t in mine.items():
-        assert t.dtype == theirs[name].dtype and torch.equal(t.view(torch.uint8), theirs[name].view(torch.uint8)), name
+        assert t.dtype == theirs[name].dtype and torch.equal(
+            t.view(torch.uint8), theirs[name].view(torch.uint8)
+        ), name
     assert x.fits_float16 == y.fits_float16
 
 
@@ -56,7 +60,9 @@ def torch_save(w: QuantizedWeight) -> QuantizedWeight:
 
 def safetensors_round_trip(w: QuantizedWeight) -> QuantizedWeight:
     safetensors = pytest.importorskip("safetensors.torch")
-    return QuantizedWeight.from_state_dict(safetensors.load(safetensors.save(w.state_dict("layer."))), "layer.")
+    return QuantizedWeight.from_state_dict(
+        safetensors.load(safetensors.save(w.state_dict("layer."))), "layer."
+    )
 
 
 COPIES: dict[str, Callable[[QuantizedWeight], QuantizedWeight]] = {
@@ -64,7 +70,9 @@ COPIES: dict[str, Callable[[QuantizedWeight], QuantizedWeight]] = {
     "deepcopy": copy.deepcopy,
     "torch.save": torch_save,
     "safetensors": safetensors_round_trip,
-    "state_dict": lambda w: QuantizedWeight.from_state_dict({k: t.clone() for k, t in w.state_dict("a.b.").items()}, "a.b."),
+    "state_dict": lambda w: QuantizedWeight.from_state_dict(
+        {k: t.clone() for k, t in w.state_dict("a.b.").items()}, "a.b."
+    ),
     "clone": QuantizedWeight.clone,
     "to copy": lambda w: w.to("cpu", copy=True),
     "copy_": lambda w: made_like(w).copy_(w),
@@ -155,7 +163,9 @@ def test_to() -> None:
 def test_copy_refuses_other_facts_and_writes_nothing() -> None:
     w, other = made(Case(bits=4)), made(Case(bits=8))
     before = w.clone()
-    with pytest.raises(WeightFormatError, match=r"other: must have the facts of this weight; got bits 4 here and 8 there"):
+    with pytest.raises(
+        WeightFormatError, match=r"other: must have the facts of this weight; got bits 4 here and 8 there"
+    ):
         w.copy_(other)
     with pytest.raises(TypeError, match=r"other: must be a qmm.QuantizedWeight; got Tensor"):
         w.copy_(torch.zeros(1))  # type: ignore[arg-type]
@@ -164,7 +174,9 @@ def test_copy_refuses_other_facts_and_writes_nothing() -> None:
 
 def test_copy_updates_whether_it_fits_float16() -> None:
     codes = torch.zeros(32, 2, dtype=torch.int64)
-    small, large = (QuantizedWeight.from_codes(codes, torch.full((1, 2), s), bits=4, group_size=32) for s in (1.0, 1e6))
+    small, large = (
+        QuantizedWeight.from_codes(codes, torch.full((1, 2), s), bits=4, group_size=32) for s in (1.0, 1e6)
+    )
     assert small.fits_float16 and not small.copy_(large).fits_float16
 
 
@@ -173,7 +185,7 @@ def test_weights_hash_by_identity() -> None:
     assert {w: 1}[w] == 1 and w != w.clone() and hash(w.spec) == hash(w.clone().spec)
 
 
-# -- slices -----------------------------------------------------------------------------------------------------------
+# slices
 
 
 @each_case
@@ -187,7 +199,9 @@ def test_slices_are_blocks_of_the_dequantised_weight(case: Case) -> None:
             part = w[start:stop, 3:11]
             assert torch.equal(part.dequantize(), value[start:stop, 3:11]), (start, stop)
             assert apart(part, w)
-    assert torch.equal(w[-step if case.act_order else 0 :].dequantize(), value[-step if case.act_order else 0 :])
+    assert torch.equal(
+        w[-step if case.act_order else 0 :].dequantize(), value[-step if case.act_order else 0 :]
+    )
 
 
 @each_case
@@ -219,7 +233,9 @@ def test_slice_of_an_empty_range_or_an_element() -> None:
     for index in (3, (0, 0), slice(0, 8, 2), ..., (slice(None), slice(None), slice(None))):
         with pytest.raises(TypeError, match=r"index: must be one or two slices of step 1"):
             w[index]
-    with pytest.raises(WeightFormatError, match=r"index: K must be cut at group edges .*group_size=16\); got 8"):
+    with pytest.raises(
+        WeightFormatError, match=r"index: K must be cut at group edges .*group_size=16\); got 8"
+    ):
         w[8:32]
 
 
@@ -232,7 +248,12 @@ def test_slices_of_tensor_parallel_act_order() -> None:
     half = w[:32]
     with pytest.raises(WeightFormatError, match=r"g_idx: must be in \[0, G\) with G=2 rows of scales; got"):
         QuantizedWeight.from_codes(
-            half.unpack(), half.scales[:2], half.unpack_zeros()[:2], bits=4, group_size=16, g_idx=half.g_idx  # type: ignore[index]
+            half.unpack(),
+            half.scales[:2],
+            half.unpack_zeros()[:2],
+            bits=4,
+            group_size=16,
+            g_idx=half.g_idx,  # type: ignore[index]
         )
 
 
@@ -252,7 +273,7 @@ def test_joins_that_cannot_be(other: Case, dim: int, text: str) -> None:
         QuantizedWeight.cat([made(Case()), made(other)], dim=dim)
 
 
-# -- size and repr ----------------------------------------------------------------------------------------------------
+# size and repr
 
 
 def test_nbytes() -> None:
@@ -263,7 +284,10 @@ def test_nbytes() -> None:
 @pytest.mark.parametrize(
     ("case", "parts"),
     [
-        (CASES["symmetric"], ["K=70, N=21", "int4", "group 32", "scales float16", "symmetric", "cpu", "canonical"]),
+        (
+            CASES["symmetric"],
+            ["K=70, N=21", "int4", "group 32", "scales float16", "symmetric", "cpu", "canonical"],
+        ),
         (CASES["int zeros"], ["int3", "zeros int", "group 16"]),
         (CASES["codebook"], ["4-bit codebook"]),
         (CASES["bias, two levels"], ["scales int8 x float32", "zeros bias"]),

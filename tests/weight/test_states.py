@@ -22,7 +22,9 @@ CASES = {
     "int zeros": Case(bits=3, k=70),
     "symmetric": Case(zero_kind=ZeroKind.NONE),
     "act-order": Case(act_order=True, k=64, group_size=16),
-    "two levels": Case(k=100, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.int8, two_level="rows"),
+    "two levels": Case(
+        k=100, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.int8, two_level="rows"
+    ),
 }
 each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
@@ -225,7 +227,12 @@ def test_readers_while_states_change() -> None:
             while not stop.is_set():
                 assert_same(w, before)
                 assert w.state.partition(":")[0] in {"canonical", "kept", "released"}
-                assert w.nbytes > 0 and w.stored_tensors() and repr(w) and w.released_to in (None, "toy", "second")
+                assert (
+                    w.nbytes > 0
+                    and w.stored_tensors()
+                    and repr(w)
+                    and w.released_to in (None, "toy", "second")
+                )
         except BaseException as error:
             failures.append(error)
 
@@ -267,5 +274,7 @@ def test_out_may_not_overlap_a_prepared_layout() -> None:
     layout = w.prepare_for(Toy(), release=True)
     assert layout is not None
     out = layout.tensors["scales"].view(-1)[:8].view(1, 8)
-    with pytest.raises(ValueError, match=r"out: must not share memory with an input; got out overlapping w\.toy\.scales"):
+    with pytest.raises(
+        ValueError, match=r"out: must not share memory with an input; got out overlapping w\.toy\.scales"
+    ):
         qmm.matmul(torch.zeros(1, 64, dtype=torch.float16), w, out=out, backend="torch")
