@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         import rich  # noqa: F401
         import typer  # noqa: F401
     except ImportError as error:
-        print(f"qmm: the command line needs typer and rich ({error}): pip install 'qmm[cli]'", file=sys.stderr)
+        print(
+            f"qmm: the command line needs typer and rich ({error}): pip install 'qmm[cli]'", file=sys.stderr
+        )
         raise SystemExit(USAGE_ERROR) from None
     from qmm.cli.app import app
 

@@ -100,7 +100,9 @@ def _timed(a: Tensor, w: qmm.QuantizedWeight, backend: str) -> tuple[Tensor, flo
     return out, time.perf_counter() - start
 
 
-def _reference_columns(raw: npt.NDArray[np.uint8], qtype: str) -> Iterator[tuple[int, int, npt.NDArray[np.float64]]]:
+def _reference_columns(
+    raw: npt.NDArray[np.uint8], qtype: str
+) -> Iterator[tuple[int, int, npt.NDArray[np.float64]]]:
     """``(start, stop, W[:, start:stop])`` in float64, by the gguf package."""
     from gguf import GGMLQuantizationType, quants
 

@@ -76,7 +76,9 @@ def run(
     print_reasons(console, "Left out:", {t.label: t.left_out for t in tallies if t.left_out})
     print_reasons(console, "Not usable natively here:", plan.unusable)
     print_reasons(console, "Failed:", failures)
-    wrong = {t.label: [f"{r.layer}: {r.ratio:.3g} times the bound" for r in t.wrong] for t in tallies if t.wrong}
+    wrong = {
+        t.label: [f"{r.layer}: {r.ratio:.3g} times the bound" for r in t.wrong] for t in tallies if t.wrong
+    }
     print_reasons(console, "Over the bound:", wrong)
     ran = sum(len(t.ran) for t in tallies)
     passed = ran > 0 and not wrong and not failures
@@ -101,7 +103,9 @@ def _open(model: Path | None) -> GGUFFile:
         raise DemoError(str(error)) from None
     if not file.info:
         why = next(iter(file.unused.values()), "it holds no tensors")
-        raise DemoError(f"{path}: no layer of a supported block type ({len(file.unused)} tensors; the first: {why})")
+        raise DemoError(
+            f"{path}: no layer of a supported block type ({len(file.unused)} tensors; the first: {why})"
+        )
     return file
 
 
@@ -117,14 +121,22 @@ def _plan(names: Sequence[str]) -> _Plan:
         if not reasons and not backend.emulated:
             plan.native.append(name)
             continue
-        plan.unusable[name] = [str(r) for r in reasons] or [f"runs under the {backend.emulated} in this environment"]
+        plan.unusable[name] = [str(r) for r in reasons] or [
+            f"runs under the {backend.emulated} in this environment"
+        ]
         if name in EMULATORS and not torch.cuda.is_available():
             plan.emulated.append(name)
     return plan
 
 
 def _run_native(
-    file: GGUFFile, layers: list[str], tallies: dict[str, Tally], rows: int, dtype: str, device: str, step: Step
+    file: GGUFFile,
+    layers: list[str],
+    tallies: dict[str, Tally],
+    rows: int,
+    dtype: str,
+    device: str,
+    step: Step,
 ) -> None:
     for layer in layers:
         step(f"{', '.join(tallies)}  {layer}")
@@ -159,7 +171,9 @@ def _run_emulated(
                 # the child knows best: what is missing even when emulated
                 plan.unusable[name] = [str(r) for r in event["reasons"]]  # type: ignore[attr-defined]
             elif "left_out" in event:
-                tally.left_out = [f"{event['left_out']} slices, past the time limit of {BUDGET_SECONDS:.0f} s"]
+                tally.left_out = [
+                    f"{event['left_out']} slices, past the time limit of {BUDGET_SECONDS:.0f} s"
+                ]
             elif isinstance(event.get("result"), dict):
                 result = Result(**event["result"])  # type: ignore[arg-type]
                 tally.results.append(result)
@@ -172,11 +186,15 @@ def _print_model(console: Console, file: GGUFFile, layers: list[str], rows: int,
     info = [file.info[name] for name in layers]
     types = ", ".join(f"{count} {qtype}" for qtype, count in Counter(i.qtype for i in info).most_common())
     weights = sum(i.in_features * i.out_features for i in info)
-    console.print(Text(f"{file.path.name}: {len(layers)} layers ({types}), {weights / 1e6:.1f} million weights"))
+    console.print(
+        Text(f"{file.path.name}: {len(layers)} layers ({types}), {weights / 1e6:.1f} million weights")
+    )
     console.print(Text(f"A: {rows} rows of {dtype}. Reference: gguf.quants.dequantize and a float64 product"))
     plain = [name for name, why in file.unused.items() if why.startswith("not quantised")]
     other = {name: why for name, why in file.unused.items() if name not in plain}
-    console.print(Text(f"Not multiplied: {len(plain)} tensors that are not quantised, {len(other)} unsupported"))
+    console.print(
+        Text(f"Not multiplied: {len(plain)} tensors that are not quantised, {len(other)} unsupported")
+    )
     for name in list(other)[:_SHOWN_TENSORS]:
         console.print(Text(f"  {name}: {other[name]}"))
     if len(other) > _SHOWN_TENSORS:

@@ -69,9 +69,12 @@ def run_child(backend: str, model: Path, layers: list[str], dtype: str) -> Itera
     environment.pop("QMM_BACKEND", None)
     command = [sys.executable, "-m", "qmm.cli.emulated", backend, str(model), dtype, *layers]
     # stderr goes to a file: a pipe that nobody reads meanwhile could fill up and stop the child
-    with tempfile.TemporaryFile() as errors, subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
-    ) as child:
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
+        ) as child,
+    ):
         assert child.stdout is not None
         try:
             for line in child.stdout:

@@ -79,7 +79,9 @@ def block_type(qtype: object) -> BlockType:
     return found
 
 
-def from_blocks(raw: Tensor | npt.NDArray[np.uint8], qtype: object, in_features: int | None = None) -> QuantizedWeight:
+def from_blocks(
+    raw: Tensor | npt.NDArray[np.uint8], qtype: object, in_features: int | None = None
+) -> QuantizedWeight:
     """Blocks of bytes -> weight, exactly.
 
     Args:
@@ -268,7 +270,9 @@ def read(path: str | os.PathLike[str]) -> GGUFFile:
 
     Example::
 
-        weights = qmm.formats.gguf.read("model.gguf")
+        from qmm.formats import gguf
+
+        weights = gguf.read("model.gguf")
         c = qmm.matmul(a, weights["blk.0.ffn_up.weight"])
     """
     return GGUFFile(path)

@@ -35,8 +35,8 @@ TYPE_NAMES = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 PLAIN_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I8": 1, "I16": 2, "I32": 4, "I64": 8}
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_SCALARS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd", strict=True))  # struct's codes
+_STRING, _ARRAY = 8, 9
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,16 @@ def read_header(data: bytes | mmap.mmap, where: str) -> Header:
     magic = cursor.take(4, "the magic number") if len(data) >= 4 else bytes(data[:])
     if magic != MAGIC:
         raise WeightFormatError(f"{where}: must be a GGUF file, which begins with {MAGIC!r}; got {magic!r}")
-    version = cursor.number("<I", "the version")
+    version = cursor.number("I", "the version")
     if version not in VERSIONS:
         hint = " (a big-endian file)" if version >> 16 and not version & 0xFFFF else ""
         raise WeightFormatError(f"{where}: GGUF version must be 2 or 3, little-endian; got {version}{hint}")
-    tensor_count, entry_count = cursor.number("<Q", "the tensor count"), cursor.number("<Q", "the metadata count")
+    tensor_count = cursor.number("Q", "the tensor count")
+    entry_count = cursor.number("Q", "the metadata count")
     metadata: dict[str, object] = {}
     for _ in range(entry_count):
         key = cursor.string("a metadata key")
-        value = cursor.value(cursor.number("<I", f"the type of {key!r}"), key)
+        value = cursor.value(cursor.number("I", f"the type of {key!r}"), key)
         if value is not None:
             metadata[key] = value
     alignment = metadata.get("general.alignment", 32)
@@ -122,12 +123,17 @@ class _Cursor:
         return self._data[start : start + count]
 
     def number(self, code: str, what: str) -> int:
-        found = struct.unpack_from(code, self._data, self.skip(struct.calcsize(code), what))[0]
+        found = self.scalar(code, what)
         assert isinstance(found, int)
         return found
 
+    def scalar(self, code: str, what: str) -> object:
+        layout = struct.Struct("<" + code)
+        found: tuple[object, ...] = layout.unpack_from(self._data, self.skip(layout.size, what))
+        return found[0]
+
     def string(self, what: str) -> str:
-        raw = self.take(self.number("<Q", what), what)
+        raw = self.take(self.number("Q", what), what)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
@@ -136,16 +142,14 @@ class _Cursor:
     def value(self, kind: int, key: str, depth: int = 0) -> object:
         """A scalar or string; None for an array, which is stepped over."""
         if kind in _SCALARS:
-            code = _SCALARS[kind]
-            found: object = struct.unpack_from(code, self._data, self.skip(struct.calcsize(code), repr(key)))[0]
-            return found
+            return self.scalar(_SCALARS[kind], repr(key))
         if kind == _STRING:
             return self.string(repr(key))
         if kind != _ARRAY or depth >= _MAX_ARRAY_DEPTH:
             raise WeightFormatError(f"{self.where}: metadata {key!r}: type must be from 0 to 12; got {kind}")
-        inner, count = self.number("<I", repr(key)), self.number("<Q", repr(key))
+        inner, count = self.number("I", repr(key)), self.number("Q", repr(key))
         if inner in _SCALARS:
-            self.skip(count * struct.calcsize(_SCALARS[inner]), f"array {key!r}")
+            self.skip(count * struct.calcsize("<" + _SCALARS[inner]), f"array {key!r}")
         elif inner == _STRING:
             self._skip_strings(count, f"array {key!r}")
         else:
@@ -179,12 +183,16 @@ class _Draft:
 def _tensor(cursor: _Cursor) -> _Draft:
     name = cursor.string("a tensor's name")
     what = f"tensor {name!r}"
-    dims = cursor.number("<I", what)
+    dims = cursor.number("I", what)
     if dims > MAX_DIMS:
-        raise WeightFormatError(f"{cursor.where}: {what}: must have at most {MAX_DIMS} dimensions; got {dims}")
-    sizes = [cursor.number("<Q", what) for _ in range(dims)]
-    kind = cursor.number("<I", what)
-    return _Draft(name, TYPE_NAMES.get(kind, f"type {kind}"), tuple(reversed(sizes)), cursor.number("<Q", what))
+        raise WeightFormatError(
+            f"{cursor.where}: {what}: must have at most {MAX_DIMS} dimensions; got {dims}"
+        )
+    sizes = [cursor.number("Q", what) for _ in range(dims)]
+    kind = cursor.number("I", what)
+    return _Draft(
+        name, TYPE_NAMES.get(kind, f"type {kind}"), tuple(reversed(sizes)), cursor.number("Q", what)
+    )
 
 
 def _placed(draft: _Draft, base: int, alignment: int, file_bytes: int, where: str) -> TensorEntry:
@@ -196,7 +204,9 @@ def _placed(draft: _Draft, base: int, alignment: int, file_bytes: int, where: st
     if block is not None:
         row = draft.shape[-1] if draft.shape else 1
         if row % block.size:
-            raise WeightFormatError(f"{what}: K must be a multiple of {draft.qtype}'s block of {block.size}; got {row}")
+            raise WeightFormatError(
+                f"{what}: K must be a multiple of {draft.qtype}'s block of {block.size}; got {row}"
+            )
         nbytes = count // block.size * block.nbytes
     elif draft.qtype in PLAIN_BYTES:
         nbytes = count * PLAIN_BYTES[draft.qtype]
@@ -217,4 +227,6 @@ def _check_table(tensors: tuple[TensorEntry, ...], where: str) -> None:
     placed = sorted((t for t in tensors if t.nbytes), key=lambda t: t.start)
     for before, after in pairwise(placed):
         if before.start + (before.nbytes or 0) > after.start:
-            raise WeightFormatError(f"{where}: tensors must not overlap; got {before.name!r} and {after.name!r}")
+            raise WeightFormatError(
+                f"{where}: tensors must not overlap; got {before.name!r} and {after.name!r}"
+            )

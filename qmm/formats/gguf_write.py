@@ -23,7 +23,9 @@ def factors_of(w: QuantizedWeight, kind: BlockType) -> Factors:
 
     def rows(value: Tensor, field: str, bounds: tuple[int, int] | None) -> Tensor:
         value = value.cpu()
-        stored = _as_e8m0(value, kind) if "e" in dict(kind.fields) else _first_level(value, field, kind, bounds)
+        stored = (
+            _as_e8m0(value, kind) if "e" in dict(kind.fields) else _first_level(value, field, kind, bounds)
+        )
         # 8-bit floats are repeated and transposed as bytes: torch has no such kernels for them
         plain = stored.view(torch.uint8) if stored.element_size() == 1 else stored
         # the last group of a long group size may be cut by K, never inside a block (K is whole blocks)
@@ -54,7 +56,12 @@ def _check_facts(w: QuantizedWeight, kind: BlockType) -> None:
         need(book is None, "codebook", "absent", "a codebook")
     else:
         same = book is not None and book.float().cpu().tolist() == list(kind.codebook)
-        need(same, "codebook", f"{kind.name}'s {list(kind.codebook)}", "none" if book is None else "another one")
+        need(
+            same,
+            "codebook",
+            f"{kind.name}'s {list(kind.codebook)}",
+            "none" if book is None else "another one",
+        )
     if kind.two_level:
         need(s.group_size == kind.group, "group_size", str(kind.group), s.group_size)
         need(s.scale2_ratio == kind.groups, "scale2_ratio", str(kind.groups), s.scale2_ratio)
@@ -70,11 +77,15 @@ def _first_level(value: Tensor, field: str, kind: BlockType, bounds: tuple[int, 
     if bounds is None:
         return _as_half(value, field, kind)
     if value.dtype != torch.int8:
-        raise WeightFormatError(f"{field}: dtype must be int8 to be written as {kind.name}; got {value.dtype}")
+        raise WeightFormatError(
+            f"{field}: dtype must be int8 to be written as {kind.name}; got {value.dtype}"
+        )
     (low, high), (least, most) = (int(v) for v in value.aminmax()), bounds
     if low < least or high > most:
         got = low if low < least else high
-        raise WeightFormatError(f"{field}: must be from {least} to {most} to be written as {kind.name}; got {got}")
+        raise WeightFormatError(
+            f"{field}: must be from {least} to {most} to be written as {kind.name}; got {got}"
+        )
     return value
 
 
@@ -84,7 +95,9 @@ def _as_half(value: Tensor, field: str, kind: BlockType) -> Tensor:
     differs = (half.float() != wide) & ~wide.isnan()
     if bool(differs.any()):
         first = float(wide[differs][0])
-        raise WeightFormatError(f"{field}: each value must be a float16 to be written as {kind.name}; got {first!r}")
+        raise WeightFormatError(
+            f"{field}: each value must be a float16 to be written as {kind.name}; got {first!r}"
+        )
     return value if value.dtype == torch.float16 else half
 
 

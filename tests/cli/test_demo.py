@@ -86,7 +86,9 @@ def test_emulators_run_slices_in_their_own_process(model: Path, capsys: pytest.C
     assert code == (0 if "slices)" in shown else 1), shown
 
 
-def test_over_the_bound(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_the_bound(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A wrong product: exit code 1, the layer and its error."""
     right = qmm.matmul
     monkeypatch.setattr(check.qmm, "matmul", lambda a, w, **rest: right(a, w, **rest) * 1.1)
@@ -105,11 +107,15 @@ def test_nan_is_over_the_bound(
     assert "inf times the bound" in capsys.readouterr().out
 
 
-def test_refused_layers(model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_layers(
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A backend that takes no layer says why; nothing ran, so the exit code is 1."""
     torch_backend = qmm.backends()["torch"]
     monkeypatch.setattr(
-        torch_backend, "why_not", lambda call, kernel: [qmm.Reason("a Tuesday", "Friday", "wait", kernel.name)]
+        torch_backend,
+        "why_not",
+        lambda call, kernel: [qmm.Reason("a Tuesday", "Friday", "wait", kernel.name)],
     )
     assert call("demo", "--model", model, "--backend", "torch") == 1
     shown = capsys.readouterr().out
@@ -124,7 +130,10 @@ def test_refused_layers(model: Path, capsys: pytest.CaptureFixture[str], monkeyp
         (["--model", "{tmp}"], ["directory"]),
         (["--model", "{tmp}/text.gguf"], ["must be a GGUF file", "text.gguf"]),
         (["--model", "{tmp}/empty.gguf"], ["empty.gguf", "no layer of a supported block type"]),
-        (["--model", "{model}", "--backend", "cuda"], ["--backend must be one of", "triton, torch, numba", "cuda"]),
+        (
+            ["--model", "{model}", "--backend", "cuda"],
+            ["--backend must be one of", "triton, torch, numba", "cuda"],
+        ),
         (["--model", "{model}", "--limit", "0"], ["--limit", "1"]),
         (["--model", "{model}", "--dtype", "int8"], ["--dtype", "int8"]),
     ],

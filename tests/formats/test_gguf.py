@@ -132,7 +132,9 @@ def test_sizes_and_numbers_are_ggmls() -> None:
         ("MXFP4", 4, 32, ZeroKind.NONE, False, True),
     ],
 )
-def test_canonical_form(name: str, bits: int, group: int, kind: ZeroKind, two_level: bool, codebook: bool) -> None:
+def test_canonical_form(
+    name: str, bits: int, group: int, kind: ZeroKind, two_level: bool, codebook: bool
+) -> None:
     """What the docstring's table says; two-level scales stay two-level, so that memory is near the file's."""
     raw = random_blocks(name, 64, 2, 0)
     w = fmt.from_blocks(raw, name)
@@ -141,8 +143,9 @@ def test_canonical_form(name: str, bits: int, group: int, kind: ZeroKind, two_le
     if two_level:
         assert w.scales.dtype == torch.int8
         assert w.spec.scale2_ratio == BLOCK_TYPES[name].size // group
-    # Q2_K's 4-bit scales and minimums take a byte each here
-    assert w.nbytes <= (1.25 if name == "Q2_K" else 1.1) * raw.nbytes
+    # Q2_K's 4-bit scales and minimums take a byte each here; before torch 2.7 MXFP4's scales are float32
+    wide = name == "Q2_K" or w.scales.dtype == torch.float32
+    assert w.nbytes <= (1.25 if wide else 1.1) * raw.nbytes
 
 
 def test_multiplies() -> None:
@@ -279,7 +282,9 @@ needs_model = pytest.mark.skipif(find_model() is None, reason=f"the model is not
 
 
 @needs_model
-@pytest.mark.parametrize(("name", "qtype"), [("blk.7.ffn_down.weight", "Q4_1"), ("token_embd.weight", "Q8_0")])
+@pytest.mark.parametrize(
+    ("name", "qtype"), [("blk.7.ffn_down.weight", "Q4_1"), ("token_embd.weight", "Q8_0")]
+)
 def test_real_model(name: str, qtype: str) -> None:
     """A slice of SmolLM2, bit for bit."""
     file = fmt.read(str(find_model()))
@@ -310,5 +315,7 @@ def test_reading_needs_no_other_package() -> None:
         "f.from_blocks(np.zeros((1, 20), np.uint8), 'Q4_1');"
         "print([m for m in ('gguf', 'typer', 'rich', 'triton', 'numba') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert done.stdout == "[]\n"

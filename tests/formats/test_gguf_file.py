@@ -34,7 +34,12 @@ def tensor(name: str, kind: int, dims: Sequence[int], offset: int) -> bytes:
 
 
 def image(
-    tensors: Sequence[bytes], data: bytes = b"", entries: Sequence[bytes] = (), *, version: int = 3, **counts: int
+    tensors: Sequence[bytes],
+    data: bytes = b"",
+    entries: Sequence[bytes] = (),
+    *,
+    version: int = 3,
+    **counts: int,
 ) -> bytes:
     """A whole file, aligned to 32."""
     head = b"GGUF" + struct.pack(
@@ -47,7 +52,13 @@ def image(
 VOCABULARY = entry("tokens", 9, struct.pack("<IQ", 8, 3) + string("a") + string("") + string("ccc"))
 NUMBER_ARRAY = entry("scores", 9, struct.pack("<IQ", 6, 2) + struct.pack("<2f", 1, 2))
 NESTED = entry("nested", 9, struct.pack("<IQ", 9, 1) + struct.pack("<IQ", 4, 1) + struct.pack("<I", 7))
-ENTRIES = (entry("name", 8, string("tiny")), VOCABULARY, NUMBER_ARRAY, NESTED, entry("n", 4, struct.pack("<I", 9)))
+ENTRIES = (
+    entry("name", 8, string("tiny")),
+    VOCABULARY,
+    NUMBER_ARRAY,
+    NESTED,
+    entry("n", 4, struct.pack("<I", 9)),
+)
 GOOD = image([tensor("w", 3, (64, 2), 0), tensor("norm", 0, (3,), 96)], bytes(range(80)) + bytes(28), ENTRIES)
 
 
@@ -87,9 +98,13 @@ def test_against_the_peer(tmp_path: Path) -> None:
         values = rng.standard_normal((6, 96)).astype(np.float32)
         kind = gguf.GGMLQuantizationType[name]
         writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, kind), raw_dtype=kind)
-    ternary = gguf.quants.quantize(rng.standard_normal((4, 256)).astype(np.float32), gguf.GGMLQuantizationType.TQ2_0)
+    ternary = gguf.quants.quantize(
+        rng.standard_normal((4, 256)).astype(np.float32), gguf.GGMLQuantizationType.TQ2_0
+    )
     writer.add_tensor("ternary", ternary, raw_dtype=gguf.GGMLQuantizationType.TQ2_0)
-    experts = gguf.quants.quantize(rng.standard_normal((2, 4, 32)).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+    experts = gguf.quants.quantize(
+        rng.standard_normal((2, 4, 32)).astype(np.float32), gguf.GGMLQuantizationType.Q8_0
+    )
     writer.add_tensor("experts", experts, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     vector = gguf.quants.quantize(rng.standard_normal(64).astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("vector", vector, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
