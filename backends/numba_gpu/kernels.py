@@ -1,6 +1,7 @@
 """Facts -> the kernel's Python function and its signature; the same for the GPU and for the simulator."""
 
-# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
+# numba makes its names at run time:
+# mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 import torch
 
 from qmm.backends.numba_gpu.facts import ReduceFacts, TiledFacts
-from qmm.backends.numba_gpu.reduce import REDUCE_SCALARS, make_reduce
-from qmm.backends.numba_gpu.tiled import TILED_SCALARS, make_tiled
+from qmm.backends.numba_gpu.reduce import make_reduce
+from qmm.backends.numba_gpu.tiled import make_tiled
 
 Facts = TiledFacts | ReduceFacts
 
@@ -32,10 +33,10 @@ def make_kernel(facts: Facts) -> Any:
     return make_tiled(facts) if isinstance(facts, TiledFacts) else make_reduce(facts)
 
 
-def signature(facts: Facts) -> Any:
+def signature(facts: Facts, kernel: Any) -> Any:
     """Pointers, then int64 scalars, as a numba signature; a pointer that is not read is one to bytes."""
     from numba.cuda import types
 
     pointers = [types.CPointer(getattr(types, ELEMENTS[d] if d else "uint8")) for d in facts.pointers]
-    scalars = TILED_SCALARS if isinstance(facts, TiledFacts) else REDUCE_SCALARS
+    scalars = kernel.__code__.co_argcount - len(pointers)
     return types.void(*pointers, *[types.int64] * scalars)

@@ -4,7 +4,8 @@ Kernels get plain addresses, so that no array interface is asked (it refuses bfl
 grad, and may synchronise), no reference to a tensor stays behind, and a launch costs one argument for each tensor.
 """
 
-# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
+# numba makes its names at run time:
+# mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +14,8 @@ from functools import cache
 from typing import Any
 
 import torch
+from cuda import core  # type: ignore[import-untyped, unused-ignore]
 from numba import cuda
-from numba.cuda.cudadrv.driver import (
-    ExperimentalStream,  # cuda.core's Stream, by whatever name this cuda.core has it
-)
 from torch import Tensor
 
 from qmm.backends.numba_gpu.kernels import Facts, make_kernel, signature
@@ -33,26 +32,30 @@ def launch(
     """Start the kernel; returns at once."""
     index = torch.cuda.current_device() if device.index is None else device.index
     addresses = [0 if t is None else t.data_ptr() for t in pointers]
-    stream = ExperimentalStream.from_handle(torch.cuda.current_stream(index).cuda_stream)
+    stream = core.Stream.from_handle(torch.cuda.current_stream(index).cuda_stream)
     kernel = _loaded(facts, index)
     with cuda.gpus[index]:
-        # The compiled kernel's own launch: dispatcher[grid, threads, stream] would warn about every small grid.
-        kernel.launch((*addresses, *scalars), (*grid, 1), (threads, 1, 1), stream)
+        core.launch(stream, core.LaunchConfig(grid=grid, block=threads), kernel, *addresses, *scalars)
 
 
 @cache
 def _loaded(facts: Facts, index: int) -> Any:
-    """The kernel, loaded on device ``index``."""
+    """The kernel, loaded on device ``index``, as cuda.core knows it.
+
+    numba's own way in, ``dispatcher[grid, threads, stream](...)``, looks at the type of each of some twenty arguments
+    at every call and warns of each grid under 128 blocks. All arguments here are addresses or int64: plain ints.
+    """
     with _loading_allowed_in_capture(), cuda.gpus[index]:
         kernel = _compiled(facts, torch.cuda.get_device_capability(index))
         kernel.bind()
-    return kernel
+        return kernel._codelibrary.get_cufunc().kernel
 
 
 @cache
 def _compiled(facts: Facts, capability: tuple[int, int]) -> Any:
     """One compilation for all devices of one capability, that of the current context."""
-    dispatcher = cuda.jit(signature(facts))(make_kernel(facts))
+    kernel = make_kernel(facts)
+    dispatcher = cuda.jit(signature(facts, kernel))(kernel)
     return next(iter(dispatcher.overloads.values()))
 
 

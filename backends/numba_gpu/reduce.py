@@ -3,7 +3,8 @@
 Operands: partial float32 ``[splits, M, N]`` contiguous; bias ``[N]``; c ``[M, N]`` with strides. One thread an element.
 """
 
-# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
+# numba makes its names at run time:
+# mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
 from typing import Any
@@ -14,7 +15,6 @@ from numba import cuda
 from qmm.backends.numba_gpu.epilogue import make_finish
 from qmm.backends.numba_gpu.facts import ReduceFacts
 
-REDUCE_SCALARS = 5  # int64 arguments behind the pointers
 _ZERO = np.float32(0)
 
 

@@ -21,7 +21,8 @@ A block of threads is flat: thread t works on columns ``t % threads_n + j * thre
 neighbouring columns) and on a run of rows. Grid x counts the tiles of C, M fastest; grid y the splits of K.
 """
 
-# mypy: disable-error-code="attr-defined"  # numba makes these names at run time
+# numba makes its names at run time:
+# mypy: disable-error-code="attr-defined"
 from __future__ import annotations
 
 from typing import Any
@@ -35,7 +36,6 @@ from qmm.backends.numba_gpu.epilogue import make_finish
 from qmm.backends.numba_gpu.facts import TiledFacts
 from qmm.weight.spec import WORD_BITS, ZeroKind
 
-TILED_SCALARS = 12  # int64 arguments behind the pointers
 _ZERO = np.float32(0)
 
 

@@ -88,7 +88,8 @@ def compile_one(facts: TiledFacts | ReduceFacts, capability: tuple[int, int]) ->
 
     # device functions ask the current GPU for what the kernel is compiled for
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
-    ptx, _ = cuda.compile_ptx(make_kernel(facts), signature(facts).args, cc=capability)
+    kernel = make_kernel(facts)
+    ptx, _ = cuda.compile_ptx(kernel, signature(facts, kernel).args, cc=capability)
     return str(ptx)
 
 
