@@ -1,4 +1,4 @@
-"""``import qmm`` where nothing optional is there: works, silent, and imports nothing optional even where it is there."""
+"""``import qmm`` where nothing optional is there: works, silent, and loads nothing optional even where it is."""
 
 from __future__ import annotations
 
