@@ -87,7 +87,8 @@ class Limits:
         need(self.two_level_scales or not two_level, "one level of scales", "scale2 or zero2")
         if self.group_sizes is not None:
             one_of("group_size", self.group_sizes, w.group_size)
-        need(call.m >= self.min_m or call.m == 0, f"M >= {self.min_m}", call.m)  # no rows: nothing is launched
+        # no rows: nothing is launched
+        need(call.m >= self.min_m or call.m == 0, f"M >= {self.min_m}", call.m)
         need(self.max_m is None or call.m <= self.max_m, f"M <= {self.max_m}", call.m)
         return found
 

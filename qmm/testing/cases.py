@@ -37,7 +37,9 @@ class Case:
     activation: str | None = None
 
     def __str__(self) -> str:
-        kind = "cb" if self.codebook else {"none": "sym", "int": "int"}.get(self.zero_kind, str(self.zero_kind))
+        kind = (
+            "cb" if self.codebook else {"none": "sym", "int": "int"}.get(self.zero_kind, str(self.zero_kind))
+        )
         parts = [f"int{self.bits}", f"g{self.group_size}", f"m{self.m}", f"k{self.k}", f"n{self.n}"]
         parts += [_SHORT[self.dtype], kind]
         if self.scale_dtype != HALF:
@@ -138,7 +140,12 @@ def _features() -> list[Case]:
             found.append(Case(bits=bits, zero_kind=kind, dtype=dtype, group_size=group))
         found.append(Case(bits=bits, act_order=True, zero_kind=tuple(ZeroKind)[bits % 4], m=2, group_size=16))
         found.append(
-            Case(bits=bits, codebook=(FLOAT, HALF, BF16)[bits % 3], zero_kind=ZeroKind.NONE, act_order=bits % 2 == 0)
+            Case(
+                bits=bits,
+                codebook=(FLOAT, HALF, BF16)[bits % 3],
+                zero_kind=ZeroKind.NONE,
+                act_order=bits % 2 == 0,
+            )
         )
     for i, scale in enumerate(SCALE_DTYPES):  # every scale dtype with every dtype of A
         two = "one" if scale == torch.int8 else None
@@ -147,7 +154,9 @@ def _features() -> list[Case]:
             found.append(Case(scale_dtype=scale, dtype=dtype, two_level=two, m=2, n=9, k=40, zero_kind=kind))
     for two in ("one", "rows"):
         for scale in (HALF, torch.float8_e4m3fn, torch.int8):
-            found.append(Case(two_level=two, scale_dtype=scale, k=100, group_size=16, m=2, zero_kind=ZeroKind.BIAS))
+            found.append(
+                Case(two_level=two, scale_dtype=scale, k=100, group_size=16, m=2, zero_kind=ZeroKind.BIAS)
+            )
         found.append(Case(two_level=two, k=72, group_size=16, zero_kind=ZeroKind.NONE, bits=6))
     for i, activation in enumerate((None, *ACTIVATIONS)):
         for j, dtype in enumerate((HALF, BF16, FLOAT)):
@@ -185,7 +194,9 @@ def _aligned() -> list[Case]:
         found.append(Case(m=m, n=512, k=1024, group_size=128, dtype=dtype, zero_kind=ZeroKind.NONE))
     for bits in range(1, 9):
         found.append(Case(m=5, n=577, k=859, bits=bits, group_size=128))
-        found.append(Case(m=130, n=256, k=512, bits=bits, group_size=64, dtype=BF16, zero_kind=ZeroKind.FLOAT))
+        found.append(
+            Case(m=130, n=256, k=512, bits=bits, group_size=64, dtype=BF16, zero_kind=ZeroKind.FLOAT)
+        )
     found.append(Case(m=1, n=4096, k=4096, group_size=128, zero_kind=ZeroKind.NONE))
     found.append(Case(m=64, n=1024, k=2880, group_size=32, act_order=True))
     found.append(Case(m=300, n=128, k=384, group_size=32, dtype=FLOAT, bias=FLOAT, activation="gelu"))
@@ -199,13 +210,33 @@ LARGE_CASES: tuple[Case, ...] = tuple(_aligned())
 def _exact() -> tuple[Case, ...]:
     found = []
     for i, (bits, k, group) in enumerate(
-        [(4, 96, 32), (8, 40, 8), (2, 130, -1), (3, 65, 16), (5, 33, 64), (6, 50, 20), (7, 47, 16), (1, 64, 32)]
+        [
+            (4, 96, 32),
+            (8, 40, 8),
+            (2, 130, -1),
+            (3, 65, 16),
+            (5, 33, 64),
+            (6, 50, 20),
+            (7, 47, 16),
+            (1, 64, 32),
+        ]
     ):
         for j, dtype in enumerate((HALF, BF16, FLOAT)):
             kind = tuple(ZeroKind)[(i + j) % 4]
             if kind is ZeroKind.BIAS and dtype == BF16 and bits > 6:
                 kind = ZeroKind.FLOAT  # s*q + b would take more than bf16's 8 bits
-            found.append(Case(m=4, n=18, k=k, bits=bits, group_size=group, dtype=dtype, zero_kind=kind, act_order=j == i % 3))
+            found.append(
+                Case(
+                    m=4,
+                    n=18,
+                    k=k,
+                    bits=bits,
+                    group_size=group,
+                    dtype=dtype,
+                    zero_kind=kind,
+                    act_order=j == i % 3,
+                )
+            )
     return tuple(found)
 
 

@@ -24,9 +24,9 @@ def read_gaps(path: Path) -> dict[str, str]:
 def apply_known_gaps(items: Iterable[pytest.Item], directory: Path) -> None:
     """Mark the tests of ``directory/<backend>.txt`` as expected failures, strictly.
 
-    To be called from ``pytest_collection_modifyitems``. A test id is the item's name, ``test_case[triton.tiled:cpu-...]``.
-    A listed test that passes fails the run; a line that matches no collected test is an error, when the whole suite
-    of that backend was collected.
+    To be called from ``pytest_collection_modifyitems``. A test id is the item's name,
+    ``test_case[triton.tiled:cpu-...]``. A listed test that passes fails the run; a line that matches
+    no collected test is an error, when the whole suite of that backend was collected.
     """
     by_name: dict[str, list[pytest.Item]] = {}
     for item in items:

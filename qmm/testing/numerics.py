@@ -69,7 +69,8 @@ def reference_from(
         if bias is not None:
             b = oracle.to_float64(bias)
             exact = exact + b
-            slack += 2.0**-23 * (np.abs(exact) + np.abs(b))  # the sum with the bias is one more float32 addition
+            # the sum with the bias is one more float32 addition
+            slack += 2.0**-23 * (np.abs(exact) + np.abs(b))
         if activation is not None:
             slack *= ACTIVATION_GROWTH
             slack += 2.0**-20 * np.abs(exact)  # exp, tanh and erf in float32
@@ -97,15 +98,18 @@ def worst_ratio(result: Tensor, ref: Reference) -> float:
         inf_ok = np.isinf(got) & past & (np.sign(got) == np.sign(ref.exact))
         unbounded = np.isnan(ref.exact) | np.isnan(ref.bound) | np.isinf(ref.exact)
     error = np.where(inf_ok, 0.0, error)
-    same = np.where(
-        np.isnan(ref.exact), np.isnan(got), np.isinf(got) & (np.sign(got) == np.sign(ref.exact))
-    )
+    same = np.where(np.isnan(ref.exact), np.isnan(got), np.isinf(got) & (np.sign(got) == np.sign(ref.exact)))
     error = np.where(unbounded, np.where(same, 0.0, np.inf), error)
     return float(np.where(np.isnan(error), np.inf, error).max())
 
 
 def assert_close(
-    result: Tensor, a: Tensor, w: QuantizedWeight, *, bias: Tensor | None = None, activation: str | None = None
+    result: Tensor,
+    a: Tensor,
+    w: QuantizedWeight,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
 ) -> float:
     """Rule (a): every element within the worst-case bound. Returns the worst error / bound.
 
@@ -157,4 +161,6 @@ def assert_exact(result: Tensor, a: Tensor, w: QuantizedWeight) -> None:
     got = result.detach().cpu()
     if not torch.equal(got, expected):
         wrong = int((got != expected).sum())
-        raise AssertionError(f"{wrong} of {got.numel()} elements differ where every sum is exact ({a.dtype}, {w!r})")
+        raise AssertionError(
+            f"{wrong} of {got.numel()} elements differ where every sum is exact ({a.dtype}, {w!r})"
+        )

@@ -1,4 +1,4 @@
-"""The oracle: numpy, float64, one bit at a time. Slow and dull on purpose; shares no unpacking code with any backend."""
+"""The oracle: numpy, float64, one bit at a time. Slow and dull on purpose; shares no code with any backend."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def factors(first: Tensor, second: Tensor | None, ratio: int | None) -> Array:
     if second is None:
         return value
     level = to_float64(second)
-    return value * (level if ratio == 0 else np.array([level[g // (ratio or 1)] for g in range(value.shape[0])]))
+    return value * (
+        level if ratio == 0 else np.array([level[g // (ratio or 1)] for g in range(value.shape[0])])
+    )
 
 
 def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:

@@ -143,7 +143,9 @@ class ConformanceSuite(DeviceSuite):
         qweight = torch.tensor([[signed] * 3], dtype=torch.int32)
         scales = torch.ones(1, 3, dtype=HALF)
         zeros = torch.zeros(1, 3, dtype=torch.int32)
-        w = QuantizedWeight(qweight, scales, bits=bits, group_size=k, in_features=k, zeros=zeros).to(target.device)
+        w = QuantizedWeight(qweight, scales, bits=bits, group_size=k, in_features=k, zeros=zeros).to(
+            target.device
+        )
         expected = torch.tensor([[word >> (i * bits) & (1 << bits) - 1] * 3 for i in range(k)], dtype=FLOAT)
         assert torch.equal(run(target, torch.eye(k, device=target.device), w).cpu(), expected)
 
@@ -169,7 +171,9 @@ class ConformanceSuite(DeviceSuite):
     @dtypes
     def test_activation_far_out(self, target: Target, activation: str, dtype: torch.dtype) -> None:
         """Large arguments of both signs and infinities, as torch's own functions give."""
-        values = torch.tensor([-math.inf, -1e4, -60.0, -1.0, -0.0, 0.0, 1.0, 60.0, 1e4, math.inf, math.nan], dtype=dtype)
+        values = torch.tensor(
+            [-math.inf, -1e4, -60.0, -1.0, -0.0, 0.0, 1.0, 60.0, 1e4, math.inf, math.nan], dtype=dtype
+        )
         n = values.numel()
         w = QuantizedWeight.from_codes(
             torch.full((16, n), 8), torch.ones(1, n, dtype=HALF), bits=4, group_size=16
@@ -223,7 +227,11 @@ class ConformanceSuite(DeviceSuite):
 
     # -- shapes and strides -----------------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("shape", [(64,), (0, 64), (2, 0, 64), (7, 64), (1, 7, 64), (7, 1, 64), (1, 1, 64), (2, 3, 2, 64)], ids=str)
+    @pytest.mark.parametrize(
+        "shape",
+        [(64,), (0, 64), (2, 0, 64), (7, 64), (1, 7, 64), (7, 1, 64), (1, 1, 64), (2, 3, 2, 64)],
+        ids=str,
+    )
     def test_leading_shapes(self, target: Target, shape: tuple[int, ...]) -> None:
         """Any leading shape: the rows are those of the flat call."""
         x = small(Case(m=max(1, math.prod(shape[:-1])), k=64, n=9), target)
@@ -234,7 +242,10 @@ class ConformanceSuite(DeviceSuite):
             flat = run(target, a.reshape(-1, 64), x.w)
             assert torch.equal(result.reshape(-1, 9), flat)
 
-    @pytest.mark.parametrize("view", ["sliced", "every second row", "transposed", "every second column", "expanded", "split", "folded"])
+    @pytest.mark.parametrize(
+        "view",
+        ["sliced", "every second row", "transposed", "every second column", "expanded", "split", "folded"],
+    )
     def test_strides_of_a(self, target: Target, view: str) -> None:
         """Any strides give what the contiguous copy gives."""
         x = small(Case(m=6, k=40, n=9), target)
@@ -283,7 +294,9 @@ class ConformanceSuite(DeviceSuite):
         """A bias with a stride."""
         x = small(Case(n=8, k=32), target)
         wide = torch.randn(16, device=target.device)
-        assert torch.equal(run(target, x.a, x.w, bias=wide[::2]), run(target, x.a, x.w, bias=wide[::2].clone()))
+        assert torch.equal(
+            run(target, x.a, x.w, bias=wide[::2]), run(target, x.a, x.w, bias=wide[::2].clone())
+        )
 
     # -- behaviour --------------------------------------------------------------------------------------------------
 

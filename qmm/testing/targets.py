@@ -29,6 +29,10 @@ def targets(names: tuple[str, ...] | None = None) -> list[Target]:
         if (names is not None and name not in names) or backend.environment():
             continue
         for kernel in backend.kernels:
-            devices = ["cpu"] if backend.emulated else [d for d in present if d in (kernel.limits.devices or present)]
+            devices = (
+                ["cpu"]
+                if backend.emulated
+                else [d for d in present if d in (kernel.limits.devices or present)]
+            )
             found += [Target(name, kernel.name, device) for device in devices]
     return found
