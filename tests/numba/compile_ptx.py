@@ -42,7 +42,6 @@ LOW = replace(BASE, block_m=4, threads_m=4, threads_n=64, out_dtype=FLOAT)
 # Together they touch every decoder, zero kind, activation and rounding; the numbers are compute capabilities.
 FACTS: dict[str, tuple[TiledFacts | ReduceFacts, tuple[int, int]]] = {
     "low-partial": (LOW, (8, 0)),
-    "middle": (BASE, (8, 0)),
     "high": (replace(BASE, block_m=64), (9, 0)),
     "int3-bf16-bias": (
         replace(BASE, bits=3, a_dtype=BF16, out_dtype=BF16, zero_kind=ZeroKind.BIAS, zero_dtype=torch.int8,
@@ -60,7 +59,10 @@ FACTS: dict[str, tuple[TiledFacts | ReduceFacts, tuple[int, int]]] = {
                 bias_dtype=HALF, activation="gelu_tanh"),
         (9, 0),
     ),
-    "int8-symmetric": (replace(BASE, bits=8, zero_kind=ZeroKind.NONE, zero_dtype=None, activation="relu"), (8, 0)),
+    "int8-symmetric": (
+        replace(BASE, bits=8, zero_kind=ZeroKind.NONE, zero_dtype=None, activation="relu"),
+        (8, 0),
+    ),
     "reduce-bf16": (ReduceFacts(BF16, BF16, "gelu"), (9, 0)),
     "reduce-fp16": (ReduceFacts(HALF, FLOAT, "silu"), (8, 0)),
 }  # fmt: skip

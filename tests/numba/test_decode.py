@@ -63,14 +63,14 @@ def test_every_pattern_is_decoded(dtype: torch.dtype) -> None:
 
 def near_ties(upper: torch.Tensor) -> np.ndarray[Any, Any]:
     """float32 patterns with these upper halves, on, just beside and far from the ties of shorter formats."""
-    lower = torch.tensor([0x0000, 0x0001, 0x0FFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+    lower = torch.tensor([0x0000, 0x0FFF, 0x1000, 0x1001, 0x3000, 0x7FFF, 0x8000, 0x8001])
     return (upper[:, None] << 16 | lower.to(torch.int32)).flatten().view(torch.float32).numpy()
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_bfloat16_is_rounded_to_nearest_even() -> None:
     """Also NaN, Inf, what overflows into Inf, and subnormals."""
-    values = near_ties(torch.arange(-(1 << 15), 1 << 15, 3, dtype=torch.int32))
+    values = near_ties(torch.arange(-(1 << 15), 1 << 15, 7, dtype=torch.int32))
     got = torch.from_numpy(apply(to_bfloat16, values, "uint16").view(np.int16)).view(torch.bfloat16)
     assert_same(got.float().numpy(), torch.from_numpy(values).to(torch.bfloat16).float().numpy())
 
@@ -78,7 +78,7 @@ def test_bfloat16_is_rounded_to_nearest_even() -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_float16_is_rounded_to_nearest_even() -> None:
     """The same, around float16's range."""
-    values = near_ties(torch.arange(-(1 << 15), 1 << 15, 3, dtype=torch.int32))
+    values = near_ties(torch.arange(-(1 << 15), 1 << 15, 7, dtype=torch.int32))
     assert_same(apply(to_float16, values, "float16"), torch.from_numpy(values).half().numpy())
 
 
