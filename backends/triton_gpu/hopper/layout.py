@@ -1,0 +1,139 @@
+"""The fragment layout: one prepared form of a weight that every tensor-core kernel here streams as it lies.
+
+A tile is 64 columns (n) by one block of k: 64 rows of 4-bit codes or 32 rows of 8-bit codes, 2048 bytes. Tiles lie
+``[N/64][K/block]``, so that a kernel walking K reads one stream. Inside a tile::
+
+    strip (4)  lane = g*4 + quad (32)  16 bytes a lane:  k8 (2)  r8 (2)  k0 (2)  nibble j (4) or byte j (2)
+
+    n = strip*16 + r8*8 + g            k = j*16 + k8*8 + quad*2 + k0
+
+which is the operand order of ``mma.m16n8k16`` and of ``wgmma`` with the weight as its 16-row (64-row) operand: lane
+``g*4 + quad`` of warp ``strip`` finds its own fragments, for ``block/16`` products, in 16 bytes of its own. Four bits:
+the 16-bit unit (k8, r8, k0) holds the codes of j = 0..3 from bit 0 up, so two units side by side in a register give a
+pair (k0 = 0, 1) for every j by one mask. Eight bits: units are 16 bits wide too, j = 0, 1 from bit 0 up.
+
+Scales and zero points are ``[G, N]`` with the 64 columns of a tile in the order ``g, strip, r8``: a lane's values for
+one group are neighbours. N is padded up to 64 and K up to the block; padding holds code 2**(bits-1), scale 0 and zero 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from qmm.backend import PreparedLayout
+from qmm.weight import ZeroKind
+from qmm.weight.bitstream import pack, unpack
+
+if TYPE_CHECKING:
+    from qmm.weight import QuantizedWeight, WeightSpec
+
+TILE_N = 64
+TILE_UNITS = 1024  # 16-bit units of a tile
+
+
+def block_k(bits: int) -> int:
+    """Rows of K in a tile."""
+    return 256 // bits
+
+
+def pack_fragments(codes: Tensor, bits: int) -> Tensor:
+    """Codes uint8 ``[K, N]`` as int16 units ``[N/64, K/block, 4, 32, 8]``, padded with code 2**(bits-1)."""
+    k, n = codes.shape
+    block, per_unit = block_k(bits), 16 // bits
+    tiles_k, tiles_n = -(-k // block), -(-n // TILE_N)
+    padded = codes.new_full((tiles_k * block, tiles_n * TILE_N), 1 << (bits - 1))
+    padded[:k, :n] = codes
+    #                   kb       j        k8 quad k0 nb      strip r8 g
+    x = padded.view(tiles_k, per_unit, 2, 4, 2, tiles_n, 4, 2, 8)
+    x = x.permute(5, 0, 6, 8, 3, 2, 7, 4, 1)  # nb kb strip g quad k8 r8 k0 j
+    if bits == 8:
+        return x.contiguous().view(torch.int16).view(tiles_n, tiles_k, 4, 32, 8)
+    pairs = x.contiguous().view(tiles_n, tiles_k, 4, 32, 8, 2, 2)
+    nibbles = pairs[..., 0] | pairs[..., 1] << 4
+    return nibbles.contiguous().view(torch.int16).view(tiles_n, tiles_k, 4, 32, 8)
+
+
+def unpack_fragments(units: Tensor, bits: int, k: int, n: int) -> Tensor:
+    """The exact inverse of :func:`pack_fragments`: uint8 ``[K, N]``."""
+    tiles_n, tiles_k = units.shape[:2]
+    per_unit = 16 // bits
+    raw = units.view(torch.uint8)
+    x = raw if bits == 8 else torch.stack([raw & 15, raw >> 4], -1)
+    x = x.reshape(tiles_n, tiles_k, 4, 8, 4, 2, 2, 2, per_unit)  # nb kb strip g quad k8 r8 k0 j
+    x = x.permute(1, 8, 5, 4, 7, 0, 2, 6, 3)  # kb j k8 quad k0 nb strip r8 g
+    return x.reshape(tiles_k * block_k(bits), tiles_n * TILE_N)[:k, :n].contiguous()
+
+
+def permute_columns(values: Tensor) -> Tensor:
+    """``[G, N]`` padded to 64 columns with zeros, each 64 in the order ``g, strip, r8``."""
+    rows, n = values.shape
+    tiles_n = -(-n // TILE_N)
+    padded = values.new_zeros(rows, tiles_n * TILE_N)
+    padded[:, :n] = values
+    return padded.view(rows, tiles_n, 4, 2, 8).permute(0, 1, 4, 2, 3).reshape(rows, -1)
+
+
+def restore_columns(values: Tensor, n: int) -> Tensor:
+    """The exact inverse of :func:`permute_columns`."""
+    rows = values.shape[0]
+    return values.view(rows, -1, 8, 4, 2).permute(0, 1, 3, 4, 2).reshape(rows, -1)[:, :n].contiguous()
+
+
+class FragmentLayout(PreparedLayout):
+    """A weight in fragment order.
+
+    Attributes:
+        spec: facts of the weight.
+        words: int16 ``[N/64, K/block, 4, 32, 8]``.
+        scales: as stored, ``[G, ceil64(N)]``, columns permuted.
+        zeros: int kind: uint8; float and bias kind: as stored; ``[G, ceil64(N)]``, columns permuted; or None.
+    """
+
+    layout = "fragments"
+
+    def __init__(self, w: QuantizedWeight) -> None:
+        self.spec: WeightSpec = w.spec
+        t = w.tensors
+        filled = self._fill(t.qweight, t.scales, t.zeros)
+        self.words, self.scales, self.zeros = filled
+
+    def _fill(self, qweight: Tensor, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        s = self.spec
+        words = pack_fragments(unpack(qweight, s.bits, s.in_features), s.bits)
+        if zeros is not None:
+            if s.zero_kind is ZeroKind.INT:
+                zeros = unpack(zeros, s.bits, s.groups)
+            zeros = permute_columns(zeros)
+        return words, permute_columns(scales), zeros
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        found = {"words": self.words, "scales": self.scales}
+        return found if self.zeros is None else found | {"zeros": self.zeros}
+
+    def restore(self) -> Mapping[str, Tensor | None]:
+        s = self.spec
+        zeros = self.zeros
+        if zeros is not None:
+            zeros = restore_columns(zeros, s.out_features)
+            if s.zero_kind is ZeroKind.INT:
+                zeros = pack(zeros, s.bits)
+        codes = unpack_fragments(self.words, s.bits, s.in_features, s.out_features)
+        return {
+            "qweight": pack(codes, s.bits),
+            "scales": restore_columns(self.scales, s.out_features),
+            "zeros": zeros,
+        }
+
+    def refill(self, canonical: Mapping[str, Tensor | None]) -> None:
+        qweight, scales = canonical["qweight"], canonical["scales"]
+        assert qweight is not None and scales is not None
+        words, permuted, zeros = self._fill(qweight, scales, canonical["zeros"])
+        self.words.copy_(words)
+        self.scales.copy_(permuted)
+        if zeros is not None and self.zeros is not None:
+            self.zeros.copy_(zeros)
