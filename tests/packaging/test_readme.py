@@ -1,4 +1,4 @@
-"""What the README shows is true: the example runs, the tables are current, the links lead somewhere."""
+"""What the README shows is true: the example runs, the lines are what CI runs, the links lead somewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 from qmm.registry import TABLE
-from qmm.support import support_table
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -52,12 +51,6 @@ def test_links_lead_somewhere() -> None:
         prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", prose):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
-
-
-def test_the_support_table_is_current() -> None:
-    shown = re.search(r"<!-- support-table -->\n(.*?)<!-- /support-table -->", README, re.S)
-    assert shown
-    assert shown[1].strip() == support_table().strip(), "run: python -m qmm support --markdown"
 
 
 def test_every_backend_has_its_known_gaps_file() -> None:
