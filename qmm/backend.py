@@ -95,12 +95,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a backend, as data."""
+    """One kernel of a backend, as data. ``emulated``: whether it runs in the backend's emulator, if there is one."""
 
     name: str
     summary: str
     tier: Tier
     limits: Limits = Limits()
+    emulated: bool = True
 
 
 class PreparedLayout(abc.ABC):

@@ -38,6 +38,7 @@ class MatmulCall:
         bias_dtype: dtype of the bias, or None.
         activation: name of the activation, or None.
         out_strides: strides of ``out`` as given, or None where the result is a new tensor.
+        unprepared_in_capture: a CUDA graph is being captured and the weight has no prepared layout: none is made then.
         deterministic: ``True`` same call, same bits; ``"batch"`` a row's bits do not depend on M either;
             ``False`` anything goes.
     """
@@ -57,6 +58,7 @@ class MatmulCall:
     activation: str | None = None
     out_strides: tuple[int, ...] | None = None
     deterministic: bool | str = True
+    unprepared_in_capture: bool = False
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -139,6 +141,9 @@ def make_call(
         activation=activation,
         out_strides=None if out is None else tuple(out.stride()),
         deterministic=deterministic,
+        unprepared_in_capture=(
+            a.device.type == "cuda" and not w.is_prepared and torch.cuda.is_current_stream_capturing()
+        ),
     )
 
 

@@ -11,24 +11,52 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from qmm.backend import Backend, Kernel, Limits, Tier
+import torch
+
+from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
 from qmm.errors import Reason
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from qmm.backends.triton_gpu.heuristics import TiledConfig
+    from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig
     from qmm.call import MatmulCall
     from qmm.weight import QuantizedWeight
 
 MIN_TRITON = (3, 2)
 
 
+_HOPPER = Limits(
+    devices=("cuda",),
+    a_dtypes=(torch.float16, torch.bfloat16),
+    bits=(4, 8),
+    scale_dtypes=(torch.float16, torch.bfloat16, torch.float32),
+    codebook=False,
+    act_order=False,
+    two_level_scales=False,
+)
+
+
 class TritonBackend(Backend):
-    """Triton kernels; all of them read the canonical weight."""
+    """Triton kernels. ``tiled`` reads the canonical weight, the others the fragment layout (hopper/layout.py)."""
 
     name = "triton"
     kernels = (
+        Kernel(
+            "decode",
+            "streams weights in mma order through registers; warps share out K",
+            Tier.SPECIALISED,
+            _HOPPER,
+            emulated=False,
+        ),
+        Kernel(
+            "wgmma",
+            "weights dequantised into wgmma's register operand; TMA, persistent, split-K in fixed order",
+            Tier.SPECIALISED,
+            replace(_HOPPER, deterministic=(True, False)),
+            emulated=False,
+        ),
         Kernel(
             "tiled",
             "unpacks and dequantises a tile of W in registers, then tl.dot; split-K where M and N are small",
@@ -45,27 +73,52 @@ class TritonBackend(Backend):
         return list(_environment())
 
     def why_not(self, call: MatmulCall, kernel: Kernel) -> list[Reason]:
+        if kernel.name != "tiled":
+            from qmm.backends.triton_gpu.hopper.available import reasons
+
+            own = reasons(call, kernel.name, _interpreted())
+            return [*_environment(), *kernel.limits.check(call, kernel.name), *own]
         limits = replace(kernel.limits, devices=("cpu",)) if _interpreted() else kernel.limits
         return [*_environment(), *limits.check(call, kernel.name)]
 
-    def config(self, call: MatmulCall, kernel: Kernel) -> TiledConfig:
+    def config(self, call: MatmulCall, kernel: Kernel) -> TiledConfig | DecodeConfig | WgmmaConfig:
         from qmm.backends.triton_gpu.heuristics import choose, device_facts
+        from qmm.backends.triton_gpu.hopper.choose import choose_decode, choose_wgmma
 
-        return choose(call, device_facts(call.device))
+        facts = device_facts(call.device)
+        if kernel.name == "decode":
+            return choose_decode(call, facts.processors)
+        if kernel.name == "wgmma":
+            return choose_wgmma(call, facts.processors, facts.shared_bytes)
+        return choose(call, facts)
+
+    def prepare(self, w: QuantizedWeight) -> PreparedLayout | None:
+        from qmm.backends.triton_gpu.hopper.available import layout_serves
+
+        if not layout_serves(w.spec, w.device, _interpreted()):
+            return None
+        from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
+
+        return FragmentLayout(w)
 
     def run(
         self,
         call: MatmulCall,
         kernel: Kernel,
-        config: TiledConfig,
+        config: TiledConfig | DecodeConfig | WgmmaConfig,
         a: Tensor,
         w: QuantizedWeight,
         bias: Tensor | None,
         out: Tensor,
     ) -> None:
-        from qmm.backends.triton_gpu.launch import run
+        if kernel.name == "tiled":
+            from qmm.backends.triton_gpu.launch import run
 
-        run(call, config, a, w.tensors, bias, out)
+            run(call, config, a, w.tensors, bias, out)  # type: ignore[arg-type]
+        else:
+            from qmm.backends.triton_gpu.hopper import launch
+
+            launch.run(call, config, a, w.prepare_for(self), bias, out)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -76,8 +129,6 @@ def _interpreted() -> bool:
 
 @functools.cache
 def _environment() -> tuple[Reason, ...]:
-    import torch
-
     needed = ".".join(map(str, MIN_TRITON))
     found: list[Reason] = []
     try:

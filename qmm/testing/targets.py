@@ -29,6 +29,8 @@ def targets(names: tuple[str, ...] | None = None) -> list[Target]:
         if (names is not None and name not in names) or backend.environment():
             continue
         for kernel in backend.kernels:
+            if backend.emulated and not kernel.emulated:
+                continue
             devices = (
                 ["cpu"]
                 if backend.emulated

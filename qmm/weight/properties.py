@@ -27,6 +27,11 @@ class WeightProperties:
         return self._spec
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether some backend's prepared layout is in memory."""
+        return self._store.is_prepared
+
+    @property
     def bits(self) -> int:
         """Bits of a code."""
         return self._spec.bits

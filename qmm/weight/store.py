@@ -37,6 +37,11 @@ class Store:
         return _canonical(held) if held.canonical is None else held.canonical
 
     @property
+    def is_prepared(self) -> bool:
+        """Whether there is any prepared layout."""
+        return bool(self._held.prepared)
+
+    @property
     def released_to(self) -> str | None:
         """Name of the backend that holds the only copy."""
         held = self._held

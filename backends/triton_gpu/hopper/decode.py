@@ -56,6 +56,8 @@ def by_column(x, B: gl.constexpr, STRIPS: gl.constexpr, dtype: gl.constexpr, lay
     if dtype.primitive_bitwidth == 16:  # words of (r8 = 0, r8 = 1)
         low, high = halves(x, dtype)
         x = gl.join(low, high)
+    else:
+        x = x.to(gl.float32, bitcast=True)
     x = gl.permute(gl.reshape(x.to(gl.float32), (B, 8, STRIPS, 2)), (0, 2, 3, 1))
     return gl.convert_layout(gl.reshape(x, (B, STRIPS * 16)), layout, assert_trivial=True)
 
@@ -247,9 +249,9 @@ def group_offsets(tile_n, strip0, B: gl.constexpr, STRIPS: gl.constexpr, WIDTH: 
     return (tile_n * 32 + strip0 + g * 4) * WIDTH + v + b * 0, b
 
 
-@gluon.jit(do_not_specialize=["M"])
+@gluon.jit(do_not_specialize=["M", "a_stride_m8", "c_stride_m", "c_stride_n"])
 def decode_kernel(
-    a_ptr, w_ptr, s_ptr, z_ptr, bias_ptr, c_ptr, M, N, K, a_stride_m, c_stride_m, c_stride_n,
+    a_ptr, w_ptr, s_ptr, z_ptr, bias_ptr, c_ptr, M, N, K, a_stride_m8, c_stride_m, c_stride_n,
     BITS: gl.constexpr, ZERO: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr,
     ACTIVATION: gl.constexpr, STRIPS: gl.constexpr, BM: gl.constexpr, DEPTH: gl.constexpr, K_TAIL: gl.constexpr,
 ):  # fmt: skip
@@ -286,7 +288,7 @@ def decode_kernel(
     ab = gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, pairs)))[:, None, None]
     a_pair = gl.arange(0, PART // 2, gl.SliceLayout(0, gl.SliceLayout(2, pairs)))[None, :, None]
     am = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, gl.SliceLayout(1, pairs)))[None, None, :]
-    a_ptrs = a_ptr.to(gl.pointer_type(gl.int32)) + am.to(gl.int64) * (a_stride_m // 2) + (ab * (BLOCK // 2) + a_pair)
+    a_ptrs = a_ptr.to(gl.pointer_type(gl.int32)) + am.to(gl.int64) * a_stride_m8 * 4 + (ab * (BLOCK // 2) + a_pair)
     rows = am < M
 
     # scales and zeros: column n of a tile stands at g * 8 + strip * 2 + r8

@@ -19,7 +19,7 @@ one group are neighbours. N is padded up to 64 and K up to the block; padding ho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,12 +27,13 @@ from torch import Tensor
 from qmm.backend import PreparedLayout
 from qmm.weight import ZeroKind
 from qmm.weight.bitstream import pack, unpack
+from qmm.weight.spec import words_for
 
 if TYPE_CHECKING:
     from qmm.weight import QuantizedWeight, WeightSpec
 
 TILE_N = 64
-TILE_UNITS = 1024  # 16-bit units of a tile
+_CODES_AT_ONCE = 1 << 26
 
 
 def block_k(bits: int) -> int:
@@ -40,7 +41,7 @@ def block_k(bits: int) -> int:
     return 256 // bits
 
 
-def pack_fragments(codes: Tensor, bits: int) -> Tensor:
+def _pack_block(codes: Tensor, bits: int) -> Tensor:
     """Codes uint8 ``[K, N]`` as int16 units ``[N/64, K/block, 4, 32, 8]``, padded with code 2**(bits-1)."""
     k, n = codes.shape
     block, per_unit = block_k(bits), 16 // bits
@@ -57,8 +58,8 @@ def pack_fragments(codes: Tensor, bits: int) -> Tensor:
     return nibbles.contiguous().view(torch.int16).view(tiles_n, tiles_k, 4, 32, 8)
 
 
-def unpack_fragments(units: Tensor, bits: int, k: int, n: int) -> Tensor:
-    """The exact inverse of :func:`pack_fragments`: uint8 ``[K, N]``."""
+def _unpack_block(units: Tensor, bits: int, k: int, n: int) -> Tensor:
+    """The exact inverse of :func:`_pack_block`: uint8 ``[K, N]``."""
     tiles_n, tiles_k = units.shape[:2]
     per_unit = 16 // bits
     raw = units.view(torch.uint8)
@@ -66,6 +67,33 @@ def unpack_fragments(units: Tensor, bits: int, k: int, n: int) -> Tensor:
     x = x.reshape(tiles_n, tiles_k, 4, 8, 4, 2, 2, 2, per_unit)  # nb kb strip g quad k8 r8 k0 j
     x = x.permute(1, 8, 5, 4, 7, 0, 2, 6, 3)  # kb j k8 quad k0 nb strip r8 g
     return x.reshape(tiles_k * block_k(bits), tiles_n * TILE_N)[:k, :n].contiguous()
+
+
+def pack_fragments(qweight: Tensor, bits: int, k: int) -> Tensor:
+    """Canonical words ``[ceil(K*bits/32), N]`` in fragment order, some columns at a time to save memory."""
+    n = qweight.shape[1]
+    shape = (-(-n // TILE_N), -(-k // block_k(bits)), 4, 32, 8)
+    packed = torch.empty(shape, dtype=torch.int16, device=qweight.device)
+    step = _columns_at_once(k)
+    for start in range(0, n, step):
+        codes = unpack(qweight[:, start : start + step], bits, k)
+        packed[start // TILE_N : -(-min(n, start + step) // TILE_N)] = _pack_block(codes, bits)
+    return packed
+
+
+def unpack_fragments(packed: Tensor, bits: int, k: int, n: int) -> Tensor:
+    """The exact inverse of :func:`pack_fragments`."""
+    qweight = torch.empty(words_for(k, bits), n, dtype=torch.int32, device=packed.device)
+    step = _columns_at_once(k)
+    for start in range(0, n, step):
+        stop = min(n, start + step)
+        codes = _unpack_block(packed[start // TILE_N : -(-stop // TILE_N)], bits, k, stop - start)
+        qweight[:, start:stop] = pack(codes, bits)
+    return qweight
+
+
+def _columns_at_once(k: int) -> int:
+    return max(1, _CODES_AT_ONCE // (k * TILE_N)) * TILE_N
 
 
 def permute_columns(values: Tensor) -> Tensor:
@@ -90,7 +118,7 @@ class FragmentLayout(PreparedLayout):
         spec: facts of the weight.
         words: int16 ``[N/64, K/block, 4, 32, 8]``.
         scales: as stored, ``[G, ceil64(N)]``, columns permuted.
-        zeros: int kind: uint8; float and bias kind: as stored; ``[G, ceil64(N)]``, columns permuted; or None.
+        zeros: int kind: float16, which holds them exactly; float and bias kind: as stored; ``[G, ceil64(N)]``, columns permuted; or None.
     """
 
     layout = "fragments"
@@ -100,13 +128,14 @@ class FragmentLayout(PreparedLayout):
         t = w.tensors
         filled = self._fill(t.qweight, t.scales, t.zeros)
         self.words, self.scales, self.zeros = filled
+        self.launches: dict[Any, Any] = {}  # what launch.py remembers for this weight; no weight values
 
     def _fill(self, qweight: Tensor, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         s = self.spec
-        words = pack_fragments(unpack(qweight, s.bits, s.in_features), s.bits)
+        words = pack_fragments(qweight, s.bits, s.in_features)
         if zeros is not None:
             if s.zero_kind is ZeroKind.INT:
-                zeros = unpack(zeros, s.bits, s.groups)
+                zeros = unpack(zeros, s.bits, s.groups).to(torch.float16)
             zeros = permute_columns(zeros)
         return words, permute_columns(scales), zeros
 
@@ -121,10 +150,9 @@ class FragmentLayout(PreparedLayout):
         if zeros is not None:
             zeros = restore_columns(zeros, s.out_features)
             if s.zero_kind is ZeroKind.INT:
-                zeros = pack(zeros, s.bits)
-        codes = unpack_fragments(self.words, s.bits, s.in_features, s.out_features)
+                zeros = pack(zeros.to(torch.uint8), s.bits)
         return {
-            "qweight": pack(codes, s.bits),
+            "qweight": unpack_fragments(self.words, s.bits, s.in_features, s.out_features),
             "scales": restore_columns(self.scales, s.out_features),
             "zeros": zeros,
         }

@@ -1,0 +1,154 @@
+"""Which Hopper kernel takes a call, and its tile, split and stages: a small model of the machine, nothing timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qmm.call import MatmulCall
+from qmm.weight.spec import WeightSpec
+
+# Rates of one multiprocessor, microseconds: measured on an H200 (docs/performance-log.md)
+_STEP_COLUMN = 0.0054  # 128 rows of K by 128 columns, for each row of A
+_STEP_FLOOR = 0.42  # the same step's dequantisation, whatever the rows of A
+_ITEM = 1.6  # filling and emptying the pipeline
+_SPLIT = 1.2  # leaving partial sums, and the last program's adding up
+_SPLIT_ELEMENT = 2.2e-5  # for each element of a tile and each split that is added
+_BYTES = 3.9e6  # bytes of memory in a microsecond, for all of them
+
+DECODE_ROWS = 8
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    """Configuration of the decode kernel.
+
+    Attributes:
+        block_m, block_n: rows and columns of a program; block_n is 16, 32 or 64.
+        depth: tiles of K that a warp holds in registers.
+        num_warps: warps, which share out K.
+        copies_a: whether A is copied to aligned rows first.
+    """
+
+    block_m: int
+    block_n: int
+    depth: int
+    num_warps: int
+    copies_a: bool
+
+
+@dataclass(frozen=True)
+class WgmmaConfig:
+    """Configuration of the wgmma kernel; columns are 128.
+
+    Attributes:
+        block_m: rows of a tile.
+        split_k: parts of K that are summed apart and added in order.
+        stages: stages of the ring in shared memory.
+        halves: times 64 rows of K in a stage.
+        turns: whether the warpgroups take turns.
+        copies_a: whether A is copied to aligned rows first.
+        tma_store: whether C is stored by TMA.
+    """
+
+    block_m: int
+    split_k: int
+    stages: int
+    halves: int
+    turns: bool
+    copies_a: bool
+    tma_store: bool
+
+
+def rows_are_aligned(call: MatmulCall) -> bool:
+    """Whether A can be read as it lies: rows contiguous, at multiples of 16 bytes, of a whole number of them."""
+    if call.k % 8:
+        return False
+    if call.copies_a:  # the copy is contiguous
+        return True
+    strides = [s for s, size in zip(call.a_strides[:-1], call.a_shape[:-1], strict=True) if size > 1]
+    return call.a_aligned and call.a_strides[-1] == 1 and all(s % 8 == 0 for s in strides)
+
+
+def stores_by_tma(call: MatmulCall) -> bool:
+    """Whether rows of C begin at multiples of 16 bytes: a new result, or no ``out`` at all."""
+    return call.out_strides is None and call.n % 8 == 0
+
+
+def choose_decode(call: MatmulCall, processors: int) -> DecodeConfig:
+    """Few columns a program while that fills the machine; more warps where K is long and programs are few."""
+    block_m = 8
+    strips = 2
+    programs = -(-call.n // 32) * -(-call.m // block_m)
+    if call.deterministic == "batch":
+        programs = -(-call.n // 32)
+    if programs <= processors // 2:
+        strips, programs = 1, programs * 2
+    warps = 16 if programs <= processors * 5 // 4 and call.k >= 8192 else 8
+    if programs >= 4 * processors:
+        warps = 4
+    depth = 2
+    tiles = -(-call.k * call.weight.bits // 256)
+    while warps > 4 and warps * depth > tiles:
+        warps //= 2
+    return DecodeConfig(block_m, strips * 16, depth, warps, not rows_are_aligned(call))
+
+
+def choose_wgmma(call: MatmulCall, processors: int, shared_bytes: int) -> WgmmaConfig:
+    """The tile and split that the model finds fastest."""
+    best: tuple[float, int, int] | None = None
+    steps = -(-call.k // 128)
+    for block_m in (16, 32, 64, 128, 256):
+        if block_m > 16 and block_m >= 2 * call.m:
+            continue
+        for split in (1, 2, 3, 4, 6, 8):
+            if split > 1 and (split * 2 > steps or block_m == 256 or call.m > 1024):
+                continue
+            cost = estimate(call, block_m, split, processors)
+            if best is None or cost < best[0]:
+                best = (cost, block_m, split)
+    assert best is not None
+    return wgmma_config(call, best[1], best[2], shared_bytes)
+
+
+def estimate(call: MatmulCall, block_m: int, split: int, processors: int) -> float:
+    """Microseconds that the model expects."""
+    steps = -(-call.k // 128)
+    items = -(-call.m // block_m) * -(-call.n // 128) * split
+    waves = -(-items // processors)
+    step = max(_STEP_FLOOR, _STEP_COLUMN * block_m)
+    time = waves * (-(-steps // split) * step) + _ITEM
+    if split > 1:
+        time += _SPLIT + _SPLIT_ELEMENT * 128 * block_m * split
+    moved = call.k * call.n * call.weight.bits / 8 + 2 * call.m * (call.k + call.n)
+    moved += call.m * call.n * 8 * split if split > 1 else 0
+    return max(time, moved / _BYTES + _ITEM)
+
+
+def wgmma_config(call: MatmulCall, block_m: int, split: int, shared_bytes: int) -> WgmmaConfig:
+    """The rest of a configuration follows from its tile: as many stages as shared memory holds."""
+    halves = 1 if block_m == 256 else 2
+    tma_store = stores_by_tma(call)
+    stage = halves * (block_m * 128 + call.weight.bits * 1024)
+    room = shared_bytes - 2048 - (block_m * 256 if tma_store else 0)
+    stages = max(2, min(10, room // stage))
+    return WgmmaConfig(
+        block_m, split, stages, halves, block_m >= 256, not rows_are_aligned(call), tma_store
+    )
+
+
+def tiles_per_group(spec: WeightSpec, block: int) -> tuple[int, int] | None:
+    """(blocks of K in a group, groups in a block); (0, 1) where one group spans K; None where neither is whole."""
+    if spec.group_size >= spec.in_features:
+        return 0, 1
+    if spec.group_size % block == 0:
+        return spec.group_size // block, 1
+    return (1, 2) if spec.group_size * 2 == block else None
+
+
+def narrow(call: MatmulCall) -> bool:
+    """Whether scales (and bias zeros) have A's dtype, so that 16-bit arithmetic rounds once."""
+    spec = call.weight
+    if spec.scale_dtype != call.a_dtype or spec.zero_kind.value == "float":
+        return False
+    return spec.zero_kind.value != "bias" or spec.zero_dtype == call.a_dtype
+

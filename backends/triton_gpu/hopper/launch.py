@@ -1,0 +1,167 @@
+"""Host side of the Hopper kernels: operands as kernel arguments, launches remembered with the weight.
+
+Nothing here reads memory of the device or waits for it. Partial sums and counters live in one workspace for each
+stream (inside graph capture: one for each call, which then belongs to the graph); kernels leave the counters at 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig, narrow, tiles_per_group
+from qmm.backends.triton_gpu.hopper.decode import decode_kernel
+from qmm.backends.triton_gpu.hopper.layout import FragmentLayout, block_k
+from qmm.backends.triton_gpu.hopper.wgmma import wgmma_kernel
+from qmm.call import MatmulCall
+
+BAND = 8  # row tiles that are worked on side by side, so that they share weights in L2
+
+_DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+_UNITS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
+_workspaces: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = {}
+
+
+def run(
+    call: MatmulCall,
+    config: DecodeConfig | WgmmaConfig,
+    a: Tensor,
+    layout: FragmentLayout,
+    bias: Tensor | None,
+    out: Tensor,
+) -> None:
+    """Write the product into ``out``; operands as ``Backend.run`` says."""
+    if config.copies_a:
+        a = aligned_copy(a)
+    elsewhere = call.device.index != torch.cuda.current_device()
+    with torch.cuda.device(call.device) if elsewhere else contextlib.nullcontext():
+        if isinstance(config, DecodeConfig):
+            _decode(call, config, a, layout, bias, out)
+        else:
+            _wgmma(call, config, a, layout, bias, out)
+
+
+def aligned_copy(a: Tensor) -> Tensor:
+    """A with rows that begin at multiples of 16 bytes; the columns that fill up a row are 0."""
+    m, k = a.shape
+    padded = torch.empty(m, -(-k // 8) * 8, dtype=a.dtype, device=a.device)
+    if k % 8:
+        padded[:, k:] = 0
+    padded[:, :k] = a
+    return padded[:, :k]
+
+
+def _row_stride(call: MatmulCall, a: Tensor) -> int:
+    """The stride of a single row is any number, and nobody's: a multiple of 8 stands for it."""
+    return a.stride(0) if call.m > 1 else -(-call.k // 8) * 8
+
+
+def _key(call: MatmulCall, config: Any, bias: Tensor | None, out: Tensor) -> Any:
+    """All that Triton compiles for, beyond the weight: of integers only whether 32 bits hold them."""
+    wide = out.stride(0) >> 31 or out.stride(1) >> 31
+    aligned = out.data_ptr() % 16 == 0, bias is None or bias.data_ptr() % 16 == 0
+    return config, call.a_dtype, call.bias_dtype, call.activation, wide, call.m >> 31, aligned
+
+
+def _launch(layout: FragmentLayout, key: Any, kernel: Any, grid: int, args: tuple[Any, ...], **constants: Any) -> None:
+    """Launch, by the compiled kernel's own launcher from the second time on: Triton's look-up costs 40 us."""
+    compiled = layout.launches.get(key)
+    if compiled is None:
+        options = {name: constants.pop(name) for name in ("num_warps",)}
+        layout.launches[key] = (kernel[(grid,)](*args, **constants, **options), tuple(constants.values()))
+    else:
+        compiled[0][(grid, 1, 1)](*args, *compiled[1])
+
+
+def _decode(
+    call: MatmulCall, config: DecodeConfig, a: Tensor, layout: FragmentLayout, bias: Tensor | None, out: Tensor
+) -> None:
+    spec = call.weight
+    block = block_k(spec.bits)
+    found = tiles_per_group(spec, block)
+    assert found is not None
+    per_group, parts = found
+    grid = -(-call.n // config.block_n) * -(-call.m // config.block_m)
+    key = _key(call, config, bias, out)
+    args = (
+        a, layout.words, layout.scales, layout.zeros, bias, out,
+        call.m, call.n, call.k, _row_stride(call, a) // 8, out.stride(0), out.stride(1),
+    )  # fmt: skip
+    _launch(
+        layout, key, decode_kernel, grid, args,
+        BITS=spec.bits, ZERO=spec.zero_kind.value, TILES_PER_GROUP=per_group, PARTS=parts,
+        ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, DEPTH=config.depth,
+        K_TAIL=call.k % block != 0, num_warps=config.num_warps,
+    )  # fmt: skip
+
+
+def _wgmma(
+    call: MatmulCall, config: WgmmaConfig, a: Tensor, layout: FragmentLayout, bias: Tensor | None, out: Tensor
+) -> None:
+    spec = call.weight
+    found = tiles_per_group(spec, 64)
+    assert found is not None
+    per_group, parts = found
+    block_m = config.block_m
+    rows = gl.NVMMASharedLayout.get_default_for([block_m, 64], _DTYPES[call.a_dtype])
+    a_desc = TensorDescriptor(a, [call.m, call.k], [_row_stride(call, a), 1], [block_m, 64], rows)
+    c_desc = None
+    if config.tma_store:
+        c_desc = TensorDescriptor(out, [call.m, call.n], [call.n, 1], [block_m, 64], rows)
+    w_desc = _words(layout, config.halves)
+    tiles = -(-call.m // block_m) * -(-call.n // 128)
+    partial, counters = layout.scales, layout.scales
+    if config.split_k > 1:
+        partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 2)
+    grid = min(_processors(call.device), tiles * config.split_k)
+    key = _key(call, config, bias, out)
+    args = (
+        a_desc, w_desc, c_desc, out, layout.scales, layout.zeros, bias, partial, counters,
+        call.m, call.n, call.k, spec.groups, out.stride(0), out.stride(1),
+    )  # fmt: skip
+    _launch(
+        layout, key, wgmma_kernel, grid, args,
+        BITS=spec.bits, ZERO=spec.zero_kind.value, NARROW=narrow(call), TILES_PER_GROUP=per_group, PARTS=parts,
+        ACTIVATION=call.activation, BM=block_m, STAGES=config.stages, HALVES=config.halves, BAND=BAND,
+        SPLIT=config.split_k, TURNS=config.turns, num_warps=4,
+    )  # fmt: skip
+
+
+def _words(layout: FragmentLayout, halves: int) -> TensorDescriptor:
+    """The weight's descriptor, built once."""
+    key = ("words", halves)
+    found = layout.launches.get(key)
+    if found is None:
+        block = [halves * layout.spec.bits, 256]
+        found = TensorDescriptor.from_tensor(layout.words.view(-1, 256), block, _UNITS)
+        layout.launches[key] = found
+    return found  # type: ignore[no-any-return]
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _workspace(device: torch.device, elements: int, counters: int) -> tuple[Tensor, Tensor]:
+    """float32 partial sums, and counters that are 0; what one stream uses is used in order."""
+    if torch.cuda.is_current_stream_capturing():
+        return (
+            torch.empty(elements, dtype=torch.float32, device=device),
+            torch.zeros(counters, dtype=torch.int32, device=device),
+        )
+    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
+    found = _workspaces.get(key)
+    if found is None or found[0].numel() < elements or found[1].numel() < counters:
+        if found is not None:  # never smaller than before
+            elements, counters = max(elements, found[0].numel()), max(counters, found[1].numel())
+        found = (
+            torch.empty(elements, dtype=torch.float32, device=device),
+            torch.zeros(counters, dtype=torch.int32, device=device),
+        )
+        _workspaces[key] = found
+    return found
