@@ -5,8 +5,10 @@ Importing qmm needs torch alone: no GPU, no triton, no numba; optional packages 
 
 from __future__ import annotations
 
+import importlib
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
 
 from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
 from qmm.call import MatmulCall
@@ -17,6 +19,9 @@ from qmm.prepare import prepare
 from qmm.quantize import quantize
 from qmm.registry import backends, use_backend
 from qmm.weight import QuantizedWeight, WeightSpec, ZeroKind
+
+if TYPE_CHECKING:
+    from qmm import formats
 
 __all__ = [
     "Backend",
@@ -35,6 +40,7 @@ __all__ = [
     "ZeroKind",
     "backends",
     "explain",
+    "formats",
     "matmul",
     "prepare",
     "quantize",
@@ -45,3 +51,9 @@ try:
     __version__ = _version("qmm")
 except PackageNotFoundError:  # run from a source tree that was not installed
     __version__ = "0+unknown"
+
+
+def __getattr__(name: str) -> object:
+    if name == "formats":  # loaded when first named
+        return importlib.import_module("qmm.formats")
+    raise AttributeError(f"module 'qmm' has no attribute {name!r}")

@@ -98,8 +98,8 @@ def _finish(acc: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         acc = acc + bias.to(acc.dtype)
     if activation == "relu":
         return torch.relu(acc)
-    if activation == "gelu":
-        return F.gelu(acc)
+    if activation == "gelu":  # F.gelu(inf) is NaN on the CPU in some releases of torch
+        return acc * 0.5 * (1 + torch.erf(acc * 0.5**0.5))
     if activation == "gelu_tanh":
         return F.gelu(acc, approximate="tanh")
     if activation == "silu":

@@ -23,7 +23,9 @@ def reasons(call: MatmulCall, kernel: str, emulated: bool) -> list[Reason]:
     """Every reason, beyond its limits, why ``kernel`` (``"decode"`` or ``"wgmma"``) cannot take ``call``."""
     found: list[Reason] = []
     if emulated:
-        found.append(Reason("a GPU", "the interpreter, which does not know Gluon", "unset TRITON_INTERPRET", kernel))
+        found.append(
+            Reason("a GPU", "the interpreter, which does not know Gluon", "unset TRITON_INTERPRET", kernel)
+        )
     else:
         found += _triton_reasons(kernel)
         if call.device.type == "cuda":
@@ -36,7 +38,9 @@ def reasons(call: MatmulCall, kernel: str, emulated: bool) -> list[Reason]:
             found.append(Reason(rule, str(spec.group_size), "", kernel))
     if kernel == "decode":
         if call.m > DECODE_MAX_M and call.deterministic != "batch":
-            found.append(Reason(f"M <= {DECODE_MAX_M} (any with deterministic='batch')", str(call.m), "", kernel))
+            found.append(
+                Reason(f"M <= {DECODE_MAX_M} (any with deterministic='batch')", str(call.m), "", kernel)
+            )
     else:
         if call.deterministic == "batch":
             found.append(Reason("deterministic True or False", "batch", "the decode kernel does it", kernel))
@@ -54,7 +58,11 @@ def layout_serves(spec: WeightSpec, device: torch.device, emulated: bool) -> boo
         return False
     plain = spec.bits in (4, 8) and spec.codebook_dtype is None and not spec.act_order
     plain = plain and spec.scale2_ratio is None and spec.zero2_ratio is None
-    return plain and spec.scale_dtype.itemsize in (2, 4) and tiles_per_group(spec, block_k(spec.bits)) is not None
+    return (
+        plain
+        and spec.scale_dtype.itemsize in (2, 4)
+        and tiles_per_group(spec, block_k(spec.bits)) is not None
+    )
 
 
 @functools.cache

@@ -46,6 +46,7 @@ class WgmmaConfig:
         stages: stages of the ring in shared memory.
         halves: times 64 rows of K in a stage.
         turns: whether the warpgroups take turns.
+        per_processor: programs that share a multiprocessor, 1 or 2.
         copies_a: whether A is copied to aligned rows first.
         tma_store: whether C is stored by TMA.
     """
@@ -55,6 +56,7 @@ class WgmmaConfig:
     stages: int
     halves: int
     turns: bool
+    per_processor: int
     copies_a: bool
     tma_store: bool
 
@@ -107,7 +109,7 @@ def choose_wgmma(call: MatmulCall, processors: int, shared_bytes: int) -> WgmmaC
             if best is None or cost < best[0]:
                 best = (cost, block_m, split)
     assert best is not None
-    return wgmma_config(call, best[1], best[2], shared_bytes)
+    return wgmma_config(call, best[1], best[2], 1, shared_bytes)
 
 
 def estimate(call: MatmulCall, block_m: int, split: int, processors: int) -> float:
@@ -124,15 +126,17 @@ def estimate(call: MatmulCall, block_m: int, split: int, processors: int) -> flo
     return max(time, moved / _BYTES + _ITEM)
 
 
-def wgmma_config(call: MatmulCall, block_m: int, split: int, shared_bytes: int) -> WgmmaConfig:
+def wgmma_config(
+    call: MatmulCall, block_m: int, split: int, per_processor: int, shared_bytes: int
+) -> WgmmaConfig:
     """The rest of a configuration follows from its tile: as many stages as shared memory holds."""
     halves = 1 if block_m == 256 else 2
     tma_store = stores_by_tma(call)
     stage = halves * (block_m * 128 + call.weight.bits * 1024)
-    room = shared_bytes - 2048 - (block_m * 256 if tma_store else 0)
+    room = shared_bytes // per_processor - 2048 - (block_m * 256 if tma_store else 0)
     stages = max(2, min(10, room // stage))
     return WgmmaConfig(
-        block_m, split, stages, halves, block_m >= 256, not rows_are_aligned(call), tma_store
+        block_m, split, stages, halves, block_m >= 256, per_processor, not rows_are_aligned(call), tma_store
     )
 
 
@@ -151,4 +155,3 @@ def narrow(call: MatmulCall) -> bool:
     if spec.scale_dtype != call.a_dtype or spec.zero_kind.value == "float":
         return False
     return spec.zero_kind.value != "bias" or spec.zero_dtype == call.a_dtype
-

@@ -24,6 +24,9 @@ BAND = 8  # row tiles that are worked on side by side, so that they share weight
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 _UNITS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
+# By programs that share a multiprocessor: registers of a computing thread, and of each of the 12 warps at launch.
+# What all warps hold at launch must cover two warpgroups and one of 24 registers: else they wait for ever.
+_REGISTERS = {1: (240, None), 2: (104, 80)}
 _workspaces: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = {}
 
 
@@ -68,18 +71,25 @@ def _key(call: MatmulCall, config: Any, bias: Tensor | None, out: Tensor) -> Any
     return config, call.a_dtype, call.bias_dtype, call.activation, wide, call.m >> 31, aligned
 
 
-def _launch(layout: FragmentLayout, key: Any, kernel: Any, grid: int, args: tuple[Any, ...], **constants: Any) -> None:
+def _launch(
+    layout: FragmentLayout, key: Any, kernel: Any, grid: int, args: tuple[Any, ...], **constants: Any
+) -> None:
     """Launch, by the compiled kernel's own launcher from the second time on: Triton's look-up costs 40 us."""
     compiled = layout.launches.get(key)
     if compiled is None:
-        options = {name: constants.pop(name) for name in ("num_warps",)}
+        options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
         layout.launches[key] = (kernel[(grid,)](*args, **constants, **options), tuple(constants.values()))
     else:
         compiled[0][(grid, 1, 1)](*args, *compiled[1])
 
 
 def _decode(
-    call: MatmulCall, config: DecodeConfig, a: Tensor, layout: FragmentLayout, bias: Tensor | None, out: Tensor
+    call: MatmulCall,
+    config: DecodeConfig,
+    a: Tensor,
+    layout: FragmentLayout,
+    bias: Tensor | None,
+    out: Tensor,
 ) -> None:
     spec = call.weight
     block = block_k(spec.bits)
@@ -96,7 +106,7 @@ def _decode(
         layout, key, decode_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, DEPTH=config.depth,
-        K_TAIL=call.k % block != 0, num_warps=config.num_warps,
+        K_TAIL=call.k % block != 0, num_warps=config.num_warps, maxnreg=None,
     )  # fmt: skip
 
 
@@ -118,7 +128,7 @@ def _wgmma(
     partial, counters = layout.scales, layout.scales
     if config.split_k > 1:
         partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 2)
-    grid = min(_processors(call.device), tiles * config.split_k)
+    grid = min(_processors(call.device) * config.per_processor, tiles * config.split_k)
     key = _key(call, config, bias, out)
     args = (
         a_desc, w_desc, c_desc, out, layout.scales, layout.zeros, bias, partial, counters,
@@ -128,7 +138,8 @@ def _wgmma(
         layout, key, wgmma_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, NARROW=narrow(call), TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, BM=block_m, STAGES=config.stages, HALVES=config.halves, BAND=BAND,
-        SPLIT=config.split_k, TURNS=config.turns, num_warps=4,
+        SPLIT=config.split_k, TURNS=config.turns, REGISTERS=_REGISTERS[config.per_processor][0],
+        num_warps=4, maxnreg=_REGISTERS[config.per_processor][1],
     )  # fmt: skip
 
 
@@ -140,7 +151,7 @@ def _words(layout: FragmentLayout, halves: int) -> TensorDescriptor:
         block = [halves * layout.spec.bits, 256]
         found = TensorDescriptor.from_tensor(layout.words.view(-1, 256), block, _UNITS)
         layout.launches[key] = found
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _processors(device: torch.device) -> int:

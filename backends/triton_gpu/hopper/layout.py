@@ -13,7 +13,7 @@ the 16-bit unit (k8, r8, k0) holds the codes of j = 0..3 from bit 0 up, so two u
 pair (k0 = 0, 1) for every j by one mask. Eight bits: units are 16 bits wide too, j = 0, 1 from bit 0 up.
 
 Scales and zero points are ``[G, N]`` with the 64 columns of a tile in the order ``g, strip, r8``: a lane's values for
-one group are neighbours. N is padded up to 64 and K up to the block; padding holds code 2**(bits-1), scale 0 and zero 0.
+one group are neighbours. N is padded up to 64 and K up to the block, with code 2**(bits-1), scale 0 and zero 0.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class FragmentLayout(PreparedLayout):
         spec: facts of the weight.
         words: int16 ``[N/64, K/block, 4, 32, 8]``.
         scales: as stored, ``[G, ceil64(N)]``, columns permuted.
-        zeros: int kind: float16, which holds them exactly; float and bias kind: as stored; ``[G, ceil64(N)]``, columns permuted; or None.
+        zeros: ``[G, ceil64(N)]``, columns permuted; int kind: float16, which holds them exactly; float and bias
+            kind: as stored; or None.
     """
 
     layout = "fragments"
@@ -130,7 +131,9 @@ class FragmentLayout(PreparedLayout):
         self.words, self.scales, self.zeros = filled
         self.launches: dict[Any, Any] = {}  # what launch.py remembers for this weight; no weight values
 
-    def _fill(self, qweight: Tensor, scales: Tensor, zeros: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _fill(
+        self, qweight: Tensor, scales: Tensor, zeros: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         s = self.spec
         words = pack_fragments(qweight, s.bits, s.in_features)
         if zeros is not None:

@@ -27,8 +27,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from qmm.backends.triton_gpu.hopper.compat import barrier
-from qmm.backends.triton_gpu.hopper.dequantise import centred
 from qmm.backends.triton_gpu.hopper.epilogue import activated
+from qmm.backends.triton_gpu.hopper.splits import join_splits
+from qmm.backends.triton_gpu.hopper.turns import let_go, wait_at
+from qmm.backends.triton_gpu.hopper.wgmma_operand import both_values, weights
+
 
 @gluon.jit
 def locate(item, tiles_m, tiles_n, steps, BAND: gl.constexpr, SPLIT: gl.constexpr):
@@ -53,7 +56,7 @@ def fetch(
     stage = 0
     phase = 1
     for item in range(gl.program_id(0), tiles_m * tiles_n * SPLIT, gl.num_programs(0)):
-        tile, split, at_m, at_n, begin, end = locate(item, tiles_m, tiles_n, steps, BAND, SPLIT)
+        _, _, at_m, at_n, begin, end = locate(item, tiles_m, tiles_n, steps, BAND, SPLIT)
         for i in range(begin * (2 // HALVES), end * (2 // HALVES)):
             mbarrier.wait(empty.index(stage), phase)
             mbarrier.expect(full.index(stage), BYTES)
@@ -68,172 +71,6 @@ def fetch(
             if stage == STAGES:
                 stage = 0
                 phase = phase ^ 1
-
-
-@gluon.jit
-def wait_at(zero, ID: gl.constexpr):
-    """Wait at a named barrier: 10 and 11 are for one warpgroup and the other's arrival, 12 and 13 for one alone.
-
-    The loop around it never repeats (zero is 0), but keeps ptxas from moving the dequantisation behind the wait.
-    """
-    z = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])) + zero
-    if ID == 10:
-        gl.inline_asm_elementwise("{ .reg .pred p; again: bar.sync 10, 256; setp.ne.s32 p, $1, 0; @p bra.uni again; mov.b32 $0, $1; }", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-    elif ID == 11:
-        gl.inline_asm_elementwise("{ .reg .pred p; again: bar.sync 11, 256; setp.ne.s32 p, $1, 0; @p bra.uni again; mov.b32 $0, $1; }", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-    elif ID == 12:
-        gl.inline_asm_elementwise("{ .reg .pred p; again: bar.sync 12, 128; setp.ne.s32 p, $1, 0; @p bra.uni again; mov.b32 $0, $1; }", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-    else:
-        gl.inline_asm_elementwise("{ .reg .pred p; again: bar.sync 13, 128; setp.ne.s32 p, $1, 0; @p bra.uni again; mov.b32 $0, $1; }", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-
-
-@gluon.jit
-def let_go(ID: gl.constexpr):
-    """Arrive at the other warpgroup's barrier without waiting."""
-    z = gl.full([128], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0]))
-    if ID == 10:
-        gl.inline_asm_elementwise("bar.arrive 10, 256; mov.b32 $0, $1;", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-    else:
-        gl.inline_asm_elementwise("bar.arrive 11, 256; mov.b32 $0, $1;", "=r,r", [z], dtype=gl.int32, is_pure=False, pack=1)  # fmt: skip  # noqa: E501
-
-
-@gluon.jit
-def group_values(
-    ptr, t, group_count, padded_n, position, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, part: gl.constexpr
-):
-    """Scales (or zeros) of the 64 rows of K from ``64 t`` on, part ``part``: one value a column."""
-    if TILES_PER_GROUP == 0:
-        group = t * 0
-    else:
-        group = gl.minimum(t // TILES_PER_GROUP * PARTS + part, group_count - 1)
-    return gl.load(ptr + group.to(gl.int64) * padded_n + position, mask=position < padded_n, other=0.0)
-
-
-@gluon.jit
-def both_values(ptr, t, group_count, padded_n, position, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr):
-    """The values of every part."""
-    if PARTS == 1:
-        return (group_values(ptr, t, group_count, padded_n, position, TILES_PER_GROUP, PARTS, 0),)
-    else:
-        return (
-            group_values(ptr, t, group_count, padded_n, position, TILES_PER_GROUP, PARTS, 0),
-            group_values(ptr, t, group_count, padded_n, position, TILES_PER_GROUP, PARTS, 1),
-        )
-
-
-@gluon.jit
-def paired(x, y, OP: gl.constexpr):
-    """Two 16-bit numbers a lane at once; OP add or mul. Volatile, so that it stays before the wait for a turn."""
-    if x.dtype == gl.float16:
-        if OP == "add":
-            return gl.inline_asm_elementwise("add.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.float16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-        else:
-            return gl.inline_asm_elementwise("mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [x, y], dtype=gl.float16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-    else:
-        if OP == "add":
-            return gl.inline_asm_elementwise("{ .reg .b32 one; mov.b32 one, 0x3f803f80; fma.rn.bf16x2 $0, $1, one, $2; }", "=r,r,r", [x, y], dtype=gl.bfloat16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-        else:
-            return gl.inline_asm_elementwise("{ .reg .b32 none; mov.b32 none, 0x80008000; fma.rn.bf16x2 $0, $1, $2, none; }", "=r,r,r", [x, y], dtype=gl.bfloat16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-
-
-@gluon.jit
-def fused(x, y, z):
-    """``x y + z`` with one rounding, two 16-bit numbers a lane at once."""
-    if x.dtype == gl.float16:
-        return gl.inline_asm_elementwise("fma.rn.f16x2 $0, $1, $2, $3;", "=r,r,r,r", [x, y, z], dtype=gl.float16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-    else:
-        return gl.inline_asm_elementwise("fma.rn.bf16x2 $0, $1, $2, $3;", "=r,r,r,r", [x, y, z], dtype=gl.bfloat16, is_pure=False, pack=2)  # fmt: skip  # noqa: E501
-
-
-@gluon.jit
-def scaled(c, s, z, BITS: gl.constexpr, ZERO: gl.constexpr, NARROW: gl.constexpr):
-    """``c = q - mid`` ``[64, k]`` -> W rounded once; s and z one value a row."""
-    MID: gl.constexpr = 1 << (BITS - 1)
-    s = gl.expand_dims(s, 1)
-    z = gl.expand_dims(z, 1)
-    if NARROW:
-        c, s = gl.broadcast(c, s)
-        if ZERO == "int":  # mid - z and q - z are whole numbers that 16 bits hold
-            dz = (MID - z.to(gl.float32)).to(c.dtype)
-            c, dz = gl.broadcast(c, dz)
-            return paired(paired(c, dz, "add"), s, "mul")
-        elif ZERO == "bias":
-            c, z = gl.broadcast(c, z)
-            mid = gl.full(c.shape, MID, c.dtype, c.type.layout)
-            return fused(paired(c, mid, "add"), s, z)
-        else:
-            return paired(c, s, "mul")
-    else:
-        x = c.to(gl.float32)
-        s = s.to(gl.float32)
-        z = z.to(gl.float32)
-        if ZERO == "bias":
-            x = gl.fma(x + MID, s, z)
-        elif ZERO == "none":
-            x = x * s
-        else:
-            x = (x + (MID - z)) * s
-        return x.to(c.dtype)
-
-
-@gluon.jit
-def weights(
-    units, s, z, dtype: gl.constexpr, mma: gl.constexpr,
-    BITS: gl.constexpr, ZERO: gl.constexpr, NARROW: gl.constexpr, PARTS: gl.constexpr,
-):  # fmt: skip
-    """Units ``[BITS, 256]`` of 64 columns by 64 rows of K -> W ``[64, 64]`` as wgmma's register operand; in registers."""
-    dot_w: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
-    codes = centred(units, BITS, dtype)
-    # block of 32 (8 bits), strip, g, quad, k8, r8, k0, then j
-    if BITS == 4:
-        c = gl.join(gl.join(codes[0], codes[2]), gl.join(codes[1], codes[3]))
-        c = gl.permute(gl.reshape(c, (4, 8, 4, 2, 2, 2, 4)), (0, 4, 1, 6, 3, 2, 5))
-    else:
-        c = gl.permute(gl.reshape(gl.join(codes[0], codes[1]), (2, 4, 8, 4, 2, 2, 2, 2)), (1, 5, 2, 0, 7, 4, 3, 6))
-    c = gl.convert_layout(gl.reshape(c, (64, 64)), dot_w, assert_trivial=True)
-    if PARTS == 1:
-        return scaled(c, s[0], z[0], BITS, ZERO, NARROW)
-    else:
-        c = gl.permute(gl.reshape(c, (64, 2, 32)), (0, 2, 1))
-        first, second = gl.split(c)
-        first = scaled(gl.convert_layout(first, dot_w, assert_trivial=True), s[0], z[0], BITS, ZERO, NARROW)
-        second = scaled(gl.convert_layout(second, dot_w, assert_trivial=True), s[1], z[1], BITS, ZERO, NARROW)
-        c = gl.reshape(gl.permute(gl.join(first, second), (0, 2, 1)), (64, 64))
-        return gl.convert_layout(c, dot_w, assert_trivial=True)
-
-
-@gluon.jit
-def to_flat(acc, BM: gl.constexpr):
-    """Accumulator ``[64, BM]`` -> flat, each thread four neighbours; no data moves."""
-    x = gl.permute(gl.reshape(acc, (1, 4, 2, 8, BM // 8, 4, 2)), (0, 4, 1, 3, 5, 2, 6))
-    return gl.convert_layout(
-        gl.reshape(x, (64 * BM,)), gl.BlockedLayout([4], [32], [4], [0]), assert_trivial=True
-    )
-
-
-@gluon.jit
-def from_flat(x, BM: gl.constexpr, mma: gl.constexpr):
-    """The inverse of :func:`to_flat`."""
-    x = gl.permute(gl.reshape(x, (1, BM // 8, 4, 8, 4, 2, 2)), (0, 2, 5, 3, 1, 4, 6))
-    return gl.convert_layout(gl.reshape(x, (64, BM)), mma, assert_trivial=True)
-
-
-@gluon.jit
-def join_splits(acc, ws_ptr, count_ptr, slot, split, BM: gl.constexpr, SPLIT: gl.constexpr, mma: gl.constexpr):
-    """Leave ``acc`` in the workspace; the last to come sums all splits in order. Returns (sum, whether last)."""
-    SIZE: gl.constexpr = 64 * BM
-    at = gl.arange(0, SIZE, gl.BlockedLayout([4], [32], [4], [0]))
-    base = ws_ptr + slot.to(gl.int64) * (SPLIT * SIZE) + at
-    gl.store(base + split * SIZE, to_flat(acc, BM), cache_modifier=".cg")
-    barrier()
-    last = gl.atomic_add(count_ptr + slot, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
-    if last:
-        total = gl.load(base, cache_modifier=".cg")
-        for i in gl.static_range(1, SPLIT):
-            total = total + gl.load(base + i * SIZE, cache_modifier=".cg")
-        acc = from_flat(total, BM, mma)
-        gl.store(count_ptr + slot, 0)  # ready for the next launch
-    return acc, last
 
 
 @gluon.jit
@@ -266,7 +103,9 @@ def compute(
         position = at_n * 128 + place
         acc = gl.zeros([64, BM], gl.float32, mma)
         mbarrier.wait(full.index(stage), phase)
-        w0 = weights(w_s.index(stage * 2 + WG).slice(0, BITS, dim=0).load(units), s, z, dtype, mma, BITS, ZERO, NARROW, PARTS)
+        w0 = weights(
+            w_s.index(stage * 2 + WG).slice(0, BITS, dim=0).load(units), s, z, dtype, mma, BITS, ZERO, NARROW, PARTS
+        )
         if TURNS:
             wait_at(zero, 10 + WG)
         for step in range(begin, end):
@@ -372,7 +211,7 @@ def wgmma_kernel(
     M, N, K, group_count, c_stride_m, c_stride_n,
     BITS: gl.constexpr, ZERO: gl.constexpr, NARROW: gl.constexpr, TILES_PER_GROUP: gl.constexpr,
     PARTS: gl.constexpr, ACTIVATION: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, HALVES: gl.constexpr,
-    BAND: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr,
+    BAND: gl.constexpr, SPLIT: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Tiles of 128 columns by BM rows. A group is TILES_PER_GROUP times 64 rows of K (0: all), or 64 are PARTS groups.
 
@@ -412,5 +251,5 @@ def wgmma_kernel(
                 BITS, BM, STAGES, HALVES, BAND, SPLIT,
             )),
         ],
-        [4, 1], [240, 24],
+        [4, 1], [REGISTERS, 24],
     )  # fmt: skip
