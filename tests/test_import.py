@@ -94,6 +94,14 @@ def test_without_one_package(absent: str) -> None:
     assert_silent(run(code))
 
 
+def test_the_demo_needs_no_test_tool() -> None:
+    """README's first line installs no pytest; the demo uses the oracle's numerics all the same."""
+    for package in ("gguf", "typer", "rich"):
+        pytest.importorskip(package, reason=f"the demo needs {package}")
+    code = BLOCK.replace(repr(OPTIONAL), repr(("pytest", "_pytest", "hypothesis")))
+    assert_silent(run(code + "import qmm, qmm.testing, qmm.cli.app, qmm.cli.demo, qmm.cli.emulated\n"))
+
+
 def test_import_and_a_listing_load_nothing_optional() -> None:
     """Even where everything is installed: not on import, not by listing backends, not by quantising."""
     code = f"""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 
 def read_gaps(path: Path) -> dict[str, str]:
     """``{test id: reason}``; blank lines and lines that begin with # are comments."""
+    import pytest  # here and not above: the numerics and the oracle serve `qmm demo`, which has no pytest
+
     gaps = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -28,6 +32,8 @@ def apply_known_gaps(items: Iterable[pytest.Item], directory: Path) -> None:
     ``test_case[triton.tiled:cpu-...]``. A listed test that passes fails the run; a line that matches
     no collected test is an error, when the whole suite of that backend was collected.
     """
+    import pytest
+
     by_name: dict[str, list[pytest.Item]] = {}
     for item in items:
         by_name.setdefault(item.name, []).append(item)
