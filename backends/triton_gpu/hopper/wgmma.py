@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from qmm.backends.triton_gpu.hopper.compat import barrier
+from qmm.backends.triton_gpu.hopper.compat import async_load, async_store, barrier
 from qmm.backends.triton_gpu.hopper.epilogue import activated
 from qmm.backends.triton_gpu.hopper.splits import join_splits
 from qmm.backends.triton_gpu.hopper.turns import let_go, wait_at
@@ -62,9 +62,9 @@ def fetch(
             mbarrier.expect(full.index(stage), BYTES)
             for column in gl.static_range(2):
                 row = ((at_n * 2 + column) * tiles_k + i * HALVES * (BITS // 4)) * 4
-                tma.async_copy_global_to_shared(w_desc, [row, 0], full.index(stage), w_s.index(stage * 2 + column))
+                async_load(w_desc, [row, 0], full.index(stage), w_s.index(stage * 2 + column))
             for half in gl.static_range(HALVES):
-                tma.async_copy_global_to_shared(
+                async_load(
                     a_desc, [at_m * BM, (i * HALVES + half) * 64], full.index(stage), a_s.index(stage * HALVES + half)
                 )
             stage += 1
@@ -194,7 +194,7 @@ def compute(
                 c_s.index(WG).permute((1, 0)).store(result)
                 fence_async_shared()
                 barrier()
-                tma.async_copy_shared_to_global(c_desc, [done_m * BM, done_n * 128 + WG * 64], c_s.index(WG))
+                async_store(c_desc, [done_m * BM, done_n * 128 + WG * 64], c_s.index(WG))
             else:
                 row = done_m * BM + gl.arange(0, BM, gl.SliceLayout(0, mma))
                 c_at = column[:, None].to(gl.int64) * c_stride_n + row[None, :].to(gl.int64) * c_stride_m
