@@ -87,7 +87,7 @@ class TritonBackend(Backend):
 
         facts = device_facts(call.device)
         if kernel.name == "decode":
-            return choose_decode(call, facts.processors)
+            return choose_decode(call, facts.processors, facts.shared_bytes)
         if kernel.name == "wgmma":
             return choose_wgmma(call, facts.processors, facts.shared_bytes)
         return choose(call, facts)

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from qmm.backends.triton_gpu.hopper.choose import tiles_per_group
+from qmm.backends.triton_gpu.hopper.choose import DECODE_ROWS, tiles_per_group
 from qmm.backends.triton_gpu.hopper.layout import block_k
 from qmm.call import MatmulCall
 from qmm.errors import Reason
@@ -16,7 +16,6 @@ from qmm.weight.spec import WeightSpec
 KNOWN_TRITON = ((3, 6), (3, 9))  # Gluon's names move between releases: see compat.py
 DECODE_CAPABILITY = (8, 0)
 WGMMA_CAPABILITY = (9, 0)
-DECODE_MAX_M = 8
 
 
 def reasons(call: MatmulCall, kernel: str, emulated: bool) -> list[Reason]:
@@ -37,9 +36,9 @@ def reasons(call: MatmulCall, kernel: str, emulated: bool) -> list[Reason]:
             rule = f"group_size {block // 2}, a multiple of {block}, or K"
             found.append(Reason(rule, str(spec.group_size), "", kernel))
     if kernel == "decode":
-        if call.m > DECODE_MAX_M and call.deterministic != "batch":
+        if call.m > DECODE_ROWS and call.deterministic != "batch":
             found.append(
-                Reason(f"M <= {DECODE_MAX_M} (any with deterministic='batch')", str(call.m), "", kernel)
+                Reason(f"M <= {DECODE_ROWS} (any with deterministic='batch')", str(call.m), "", kernel)
             )
     else:
         if call.deterministic == "batch":

@@ -170,6 +170,27 @@ def group_offsets(tile_n, strip0, B: gl.constexpr, STRIPS: gl.constexpr, WIDTH: 
     return (tile_n * 32 + strip0 + g * 4) * WIDTH + v + b * 0, b
 
 
+@gluon.jit
+def finish(acc, pid_n, pid_m, bias_ptr, c_ptr, M, N, c_stride_m, c_stride_n, ACTIVATION: gl.constexpr):
+    """Join the warps, ``[B, BN, BM]`` through shared memory summed in the order of B, and store C."""
+    B: gl.constexpr = acc.shape[0]
+    BN: gl.constexpr = acc.shape[1]
+    BM: gl.constexpr = acc.shape[2]
+    joined: gl.constexpr = gl.BlockedLayout([B, 1, 1], [1, 8, 4], [1, gl.num_warps(), 1], [1, 2, 0])
+    shared = gl.allocate_shared_memory(gl.float32, [B, BN, BM], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
+    shared.store(acc)
+    barrier()
+    total = gl.sum(shared.load(joined), axis=0)
+    out_layout: gl.constexpr = gl.SliceLayout(0, joined)
+    n = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, out_layout))
+    m = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, out_layout))
+    if bias_ptr is not None:
+        total = total + gl.expand_dims(gl.load(bias_ptr + n, mask=n < N, other=0.0).to(gl.float32), 1)
+    total = activated(total, ACTIVATION).to(c_ptr.dtype.element_ty)
+    c_at = n[:, None].to(gl.int64) * c_stride_n + m[None, :].to(gl.int64) * c_stride_m
+    gl.store(c_ptr + c_at, total, mask=(n[:, None] < N) & (m[None, :] < M))
+
+
 @gluon.jit(do_not_specialize=["M", "a_stride_m8", "c_stride_m", "c_stride_n"])
 def decode_kernel(
     a_ptr, w_ptr, s_ptr, z_ptr, bias_ptr, c_ptr, M, N, K, a_stride_m8, c_stride_m, c_stride_n,
@@ -253,17 +274,4 @@ def decode_kernel(
             x3 = load_step(ahead + 3 * B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
         stay()
 
-    # join the warps: [B, BN, BM] through shared memory, summed in the order of B
-    shared = gl.allocate_shared_memory(gl.float32, [B, BN, BM], gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]))
-    joined: gl.constexpr = gl.BlockedLayout([B, 1, 1], [1, 8, 4], [1, B, 1], [1, 2, 0])
-    shared.store(acc)
-    barrier()
-    total = gl.sum(shared.load(joined), axis=0)
-    out_layout: gl.constexpr = gl.SliceLayout(0, joined)
-    cn = pid_n * BN + gl.arange(0, BN, gl.SliceLayout(1, out_layout))
-    cm = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, out_layout))
-    if bias_ptr is not None:
-        total = total + gl.expand_dims(gl.load(bias_ptr + cn, mask=cn < N, other=0.0).to(gl.float32), 1)
-    total = activated(total, ACTIVATION)
-    c_at = cn[:, None].to(gl.int64) * c_stride_n + cm[None, :].to(gl.int64) * c_stride_m
-    gl.store(c_ptr + c_at, total.to(dtype), mask=(cn[:, None] < N) & (cm[None, :] < M))
+    finish(acc, pid_n, pid_m, bias_ptr, c_ptr, M, N, c_stride_m, c_stride_n, ACTIVATION)

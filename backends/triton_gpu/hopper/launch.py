@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig, narrow, tiles_per_group
 from qmm.backends.triton_gpu.hopper.decode import decode_kernel
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout, block_k
+from qmm.backends.triton_gpu.hopper.stream import stream_kernel
 from qmm.backends.triton_gpu.hopper.wgmma import wgmma_kernel
 from qmm.call import MatmulCall
 
@@ -102,11 +103,15 @@ def _decode(
         a, layout.words, layout.scales, layout.zeros, bias, out,
         call.m, call.n, call.k, _row_stride(call, a) // 8, out.stride(0), out.stride(1),
     )  # fmt: skip
+    tail = call.k % block != 0
+    own: dict[str, Any] = {"DEPTH": config.depth}
+    if config.shared:
+        own = {"STAGES": config.depth, "RAGGED": tail or (call.k // block) % config.num_warps != 0}
     _launch(
-        layout, key, decode_kernel, grid, args,
+        layout, key, stream_kernel if config.shared else decode_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, TILES_PER_GROUP=per_group, PARTS=parts,
-        ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, DEPTH=config.depth,
-        K_TAIL=call.k % block != 0, num_warps=config.num_warps, maxnreg=None,
+        ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, **own,
+        K_TAIL=tail, num_warps=config.num_warps, maxnreg=None,
     )  # fmt: skip
 
 

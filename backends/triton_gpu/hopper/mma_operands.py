@@ -35,11 +35,12 @@ def over_strips(x, STRIPS: gl.constexpr, acc_layout: gl.constexpr):
 @gluon.jit
 def by_column(x, B: gl.constexpr, STRIPS: gl.constexpr, dtype: gl.constexpr, layout: gl.constexpr):
     """Group values ``[B, g, (strip, r8)]`` -> float32 ``[B, n]`` beside the accumulator's rows; no data moves."""
-    if dtype.primitive_bitwidth == 16:  # words of (r8 = 0, r8 = 1)
-        low, high = halves(x, dtype)
-        x = gl.join(low, high)
-    else:
-        x = x.to(gl.float32, bitcast=True)
+    if x.dtype == gl.int32:  # words: of (r8 = 0, r8 = 1), or float32
+        if dtype.primitive_bitwidth == 16:
+            low, high = halves(x, dtype)
+            x = gl.join(low, high)
+        else:
+            x = x.to(gl.float32, bitcast=True)
     x = gl.permute(gl.reshape(x.to(gl.float32), (B, 8, STRIPS, 2)), (0, 2, 3, 1))
     return gl.convert_layout(gl.reshape(x, (B, STRIPS * 16)), layout, assert_trivial=True)
 
