@@ -57,6 +57,15 @@ def matmul(
         >>> qmm.matmul(torch.randn(3, 64), w).shape
         torch.Size([3, 8])
     """
+    key = _seen_key(a, w, bias, activation, out, backend, kernel, deterministic)
+    if key is not None and (seen := w._plans.get(key)) is not None:
+        call, choice, shape = seen
+        result = a.new_empty(shape)
+        if len(shape) == 2 and bias is None:
+            choice.backend.run(call, choice.kernel, choice.config, a, w, None, result)
+        else:
+            execute(choice, call, a, w, bias, result)
+        return result
     call = make_call(a, w, bias=bias, activation=activation, out=out, deterministic=deterministic)
     if call.device.type == "meta":
         wanted_backend(backend)  # an unknown name raises here too
@@ -66,7 +75,54 @@ def matmul(
     if call.m == 0:
         return result
     execute(choice, call, a, w, bias, result)
+    if key is not None and not call.unprepared_in_capture:
+        # as it is now: the call may have prepared the weight
+        w._plans[_seen_key(a, w, bias, activation, out, backend, kernel, deterministic)] = (
+            call, choice, call.out_shape,
+        )  # fmt: skip
     return result
+
+
+def _seen_key(
+    a: Tensor,
+    w: QuantizedWeight,
+    bias: Tensor | None,
+    activation: str | None,
+    out: Tensor | None,
+    backend: str,
+    kernel: str | None,
+    deterministic: bool | str,
+) -> Any:
+    """All that ``make_call`` and ``select`` look at, cheaply, or None where a call is out of the ordinary.
+
+    Two calls with one key pass or fail the same checks and run the same kernel, so that a key once seen needs neither.
+    """
+    if (
+        type(a) is not Tensor
+        or type(w) is not QuantizedWeight
+        or out is not None
+        or deterministic is not True
+        or a.layout is not torch.strided
+        or a.is_neg()
+        or a.numel() == 0
+    ):
+        return None
+    grad = torch.is_grad_enabled() and a.requires_grad
+    facts: Any = None
+    if bias is not None:
+        if type(bias) is not Tensor or bias.layout is not torch.strided:
+            return None
+        facts = (bias.shape, bias.stride(), bias.dtype, bias.device)
+        grad = grad or (torch.is_grad_enabled() and bias.requires_grad)
+    held = w._store.held
+    if grad or not (activation is None or isinstance(activation, str)):
+        return None
+    if not held.prepared and a.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    return (
+        a.shape, a.stride(), a.dtype, a.device, a.data_ptr() & 15, facts, activation,
+        wanted_backend(backend), kernel, id(held),
+    )  # fmt: skip
 
 
 def _plan(call: MatmulCall, w: QuantizedWeight, backend: str, kernel: str | None) -> Choice:

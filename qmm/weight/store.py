@@ -37,6 +37,11 @@ class Store:
         return _canonical(held) if held.canonical is None else held.canonical
 
     @property
+    def held(self) -> _Held:
+        """What is in memory now; another object after every change."""
+        return self._held
+
+    @property
     def is_prepared(self) -> bool:
         """Whether there is any prepared layout."""
         return bool(self._held.prepared)

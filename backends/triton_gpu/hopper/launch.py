@@ -21,6 +21,7 @@ from qmm.backends.triton_gpu.hopper.stream import stream_kernel
 from qmm.backends.triton_gpu.hopper.wgmma import wgmma_kernel
 from qmm.call import MatmulCall
 
+_MAX_AGAIN = 64  # calls remembered with a weight; then the memory starts anew
 BAND = 8  # row tiles that are worked on side by side, so that they share weights in L2
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -40,6 +41,12 @@ def run(
     out: Tensor,
 ) -> None:
     """Write the product into ``out``; operands as ``Backend.run`` says."""
+    again = layout.again.get(id(call))
+    if again is not None and again[0] is call and again[1] == _alignment(bias, out):
+        elsewhere = call.device.index != torch.cuda.current_device()
+        with torch.cuda.device(call.device) if elsewhere else contextlib.nullcontext():
+            again[2](a, layout.words, layout.scales, layout.zeros, bias, out, *again[3])
+        return
     if config.copies_a:
         a = aligned_copy(a)
     elsewhere = call.device.index != torch.cuda.current_device()
@@ -68,20 +75,28 @@ def _row_stride(call: MatmulCall, a: Tensor) -> int:
 def _key(call: MatmulCall, config: Any, bias: Tensor | None, out: Tensor) -> Any:
     """All that Triton compiles for, beyond the weight: of integers only whether 32 bits hold them."""
     wide = out.stride(0) >> 31 or out.stride(1) >> 31
-    aligned = out.data_ptr() % 16 == 0, bias is None or bias.data_ptr() % 16 == 0
-    return config, call.a_dtype, call.bias_dtype, call.activation, wide, call.m >> 31, aligned
+    return config, call.a_dtype, call.bias_dtype, call.activation, wide, call.m >> 31, _alignment(bias, out)
+
+
+def _alignment(bias: Tensor | None, out: Tensor) -> tuple[bool, bool]:
+    return out.data_ptr() % 16 == 0, bias is None or bias.data_ptr() % 16 == 0
 
 
 def _launch(
     layout: FragmentLayout, key: Any, kernel: Any, grid: int, args: tuple[Any, ...], **constants: Any
-) -> None:
-    """Launch, by the compiled kernel's own launcher from the second time on: Triton's look-up costs 40 us."""
-    compiled = layout.launches.get(key)
-    if compiled is None:
+) -> tuple[Any, tuple[Any, ...]]:
+    """Launch, by the compiled kernel's own launcher from the second time on: Triton's look-up costs 40 us.
+
+    Returns the compiled kernel and its compile-time arguments, which its launcher wants behind the others.
+    """
+    found = layout.launches.get(key)
+    if found is None:
         options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
-        layout.launches[key] = (kernel[(grid,)](*args, **constants, **options), tuple(constants.values()))
+        found = kernel[(grid,)](*args, **constants, **options), tuple(constants.values())
+        layout.launches[key] = found
     else:
-        compiled[0][(grid, 1, 1)](*args, *compiled[1])
+        found[0][(grid, 1, 1)](*args, *found[1])
+    return found  # type: ignore[no-any-return]
 
 
 def _decode(
@@ -107,12 +122,21 @@ def _decode(
     own: dict[str, Any] = {"DEPTH": config.depth}
     if config.shared:
         own = {"STAGES": config.depth, "RAGGED": tail or (call.k // block) % config.num_warps != 0}
-    _launch(
+    compiled, constants = _launch(
         layout, key, stream_kernel if config.shared else decode_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, **own,
         K_TAIL=tail, num_warps=config.num_warps, maxnreg=None,
     )  # fmt: skip
+    if call.out_strides is None and not config.copies_a:  # nothing but addresses differs the next time
+        if len(layout.again) >= _MAX_AGAIN:
+            layout.again.clear()
+        layout.again[id(call)] = (
+            call,
+            _alignment(bias, out),
+            compiled[(grid, 1, 1)],
+            (*args[6:], *constants),
+        )
 
 
 def _wgmma(

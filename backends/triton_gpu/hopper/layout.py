@@ -129,7 +129,9 @@ class FragmentLayout(PreparedLayout):
         t = w.tensors
         filled = self._fill(t.qweight, t.scales, t.zeros)
         self.words, self.scales, self.zeros = filled
-        self.launches: dict[Any, Any] = {}  # what launch.py remembers for this weight; no weight values
+        # what launch.py remembers for this weight, no values of it: compiled kernels, and calls that were made before
+        self.launches: dict[Any, Any] = {}
+        self.again: dict[int, Any] = {}
 
     def _fill(
         self, qweight: Tensor, scales: Tensor, zeros: Tensor | None

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 
+from qmm.backends.triton_gpu.hopper.compat import barrier, copy_async
 from qmm.backends.triton_gpu.hopper.decode import finish
 from qmm.backends.triton_gpu.hopper.dequantise import centred
 from qmm.backends.triton_gpu.hopper.mma_operands import by_column, group_layout, operand, over_strips
@@ -30,9 +31,7 @@ def copy_groups(
         else:
             group = (first + tile) // TILES_PER_GROUP * PARTS + part
         inside = (first + tile < tiles_k) & (group * (BLOCK // PARTS) * TILES_PER_GROUP < K)
-        async_copy.async_copy_global_to_shared(
-            shared.index(slot * PARTS + part), ptrs + group.to(gl.int64) * padded_n, mask=inside
-        )
+        copy_async(shared.index(slot * PARTS + part), ptrs + group.to(gl.int64) * padded_n, mask=inside)
 
 
 @gluon.jit
@@ -47,14 +46,14 @@ def issue(
     BLOCK: gl.constexpr = 256 // BITS
     first = step * B
     slot = step % STAGES
-    async_copy.async_copy_global_to_shared(
+    copy_async(
         w_s.index(slot),
         w_ptrs + first.to(gl.int64) * 1024,
         mask=first + w_tile < tiles_k,
         eviction_policy="evict_first",
     )
     inside = rows & (first * BLOCK + a_k < (K if K_TAIL else tiles_k * BLOCK))
-    async_copy.async_copy_global_to_shared(a_s.index(slot), a_ptrs + first * BLOCK, mask=inside)
+    copy_async(a_s.index(slot), a_ptrs + first * BLOCK, mask=inside)
     copy_groups(first, slot, s_s, s_ptrs, g_tile, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
     if ZERO != "none":
         copy_groups(first, slot, z_s, z_ptrs, g_tile, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
@@ -135,6 +134,7 @@ def stream_kernel(
     if RAGGED:
         for i in gl.static_range(STAGES):
             a_s.index(i).store(gl.zeros([B, BM, BLOCK], dtype, a_copy))
+        barrier()  # a copy may write what another thread has set to 0
     where = (
         w_s, a_s, s_s, z_s, w_ptrs, w_tile, a_ptrs, a_k, a_row < M, s_ptr + g_at, z_ptrs, g_tile, tiles_k, padded_n, K
     )  # fmt: skip
