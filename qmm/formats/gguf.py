@@ -64,6 +64,10 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 SUPPORTED = tuple(BLOCK_TYPES)
+PLAIN_DTYPES = {
+    "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64,
+    "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
+}  # fmt: skip
 
 
 def block_type(qtype: object) -> BlockType:
@@ -200,6 +204,7 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
         metadata: its scalars and strings, such as ``general.architecture`` (arrays are left out).
         info: ``{name: TensorInfo}`` of every weight, in the file's order.
         unused: ``{name: reason}`` of every tensor that is not in the mapping.
+        plain: those of them that are not quantised; :meth:`plain_tensor` reads them.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -209,11 +214,15 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
         self.metadata = header.metadata
         self.info: dict[str, TensorInfo] = {}
         self.unused: dict[str, str] = {}
+        self.plain: dict[str, TensorEntry] = {}
         self._raw: dict[str, npt.NDArray[np.uint8]] = {}
         for entry in header.tensors:
             reason = _why_unused(entry)
             if reason is not None:
                 self.unused[entry.name] = reason
+                if entry.qtype in PLAIN_BYTES:
+                    self.plain[entry.name] = entry
+                    self._raw[entry.name] = np.frombuffer(data, np.uint8, entry.nbytes or 0, entry.start)
                 continue
             (n, k), nbytes = entry.shape, entry.nbytes or 0
             self.info[entry.name] = TensorInfo(entry.qtype, k, n, nbytes)
@@ -227,6 +236,12 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
     def blocks(self, name: str) -> npt.NDArray[np.uint8]:
         """The bytes of a weight as they stand in the file, uint8 ``[N, row_bytes]``, not copied."""
         return self._raw[name]
+
+    def plain_tensor(self, name: str) -> Tensor:
+        """A copy of one of ``plain``, sizes outermost first."""
+        entry = self.plain[name]
+        dtype = PLAIN_DTYPES[entry.qtype]
+        return torch.from_numpy(self._raw[name].copy()).view(dtype).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.info)

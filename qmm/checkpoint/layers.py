@@ -1,0 +1,78 @@
+"""Tensor names -> layers: which tensors make up one quantised matrix, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qmm.checkpoint.methods import FormatModule, left_alone, matches
+from qmm.checkpoint.safetensors_read import Entry
+
+_PLAIN = ("F16", "BF16", "F32", "F64")  # what an unquantised weight is stored in
+
+
+@dataclass
+class Grouped:
+    """The tensors of a file, sorted.
+
+    Attributes:
+        layers: ``{layer: {suffix: tensor name}}``.
+        plain: ``{tensor name: reason}`` of tensors that are not quantised.
+        strays: ``{tensor name: reason}`` of parts of quantised layers without the rest.
+    """
+
+    layers: dict[str, dict[str, str]] = field(default_factory=dict)
+    plain: dict[str, str] = field(default_factory=dict)
+    strays: dict[str, str] = field(default_factory=dict)
+
+
+def group(
+    entries: Mapping[str, Entry], module: FormatModule, config: Mapping[str, Any], method: str
+) -> Grouped:
+    """Sort the tensors of a checkpoint.
+
+    A layer is quantised where it has the format's key and something else of the format beside it, or the key in a
+    dtype that only codes have. So ``weight`` in float16 is not, and one in float8 without its scale is (and will be
+    refused when it is read).
+    """
+    keys = (module.KEY,) if isinstance(module.KEY, str) else module.KEY
+    # a bias is no part of a weight, wherever its format puts it: it must not vanish inside one
+    found, grouped = _by_layer(entries, module.SUFFIXES - {"bias"}), Grouped()
+    ignored = left_alone(config, method)
+    for layer, parts in found.items():
+        key = next((k for k in keys if k in parts), None)
+        beside = set(parts) - {key}
+        listed = next((f" (listed in {k})" for k, p in ignored if matches(p, layer)), "")
+        if key is not None and (beside or (entries[parts[key]].dtype not in _PLAIN and not listed)):
+            grouped.layers[layer] = parts
+            continue
+        for suffix, name in parts.items():
+            if suffix in keys:
+                grouped.plain[name] = f"not quantised{listed}: {entries[name]}"
+            else:
+                grouped.strays[name] = f"stands without {' or '.join(keys)}: {entries[name]}"
+    mine = {name for parts in found.values() for name in parts.values()}
+    grouped.plain |= {name: f"not quantised: {entry}" for name, entry in entries.items() if name not in mine}
+    return grouped
+
+
+def _by_layer(entries: Mapping[str, Entry], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for name in entries:
+        cut = _cut(name, suffixes)
+        if cut is not None:
+            found.setdefault(cut[0], {})[cut[1]] = name
+    return found
+
+
+def _cut(name: str, suffixes: frozenset[str]) -> tuple[str, str] | None:
+    """``(layer, suffix)`` by the longest suffix that fits, or None. A suffix alone belongs to the layer ``""``."""
+    if name in suffixes:
+        return "", name
+    at = name.find(".")
+    while at >= 0:
+        if name[at + 1 :] in suffixes:
+            return name[:at], name[at + 1 :]
+        at = name.find(".", at + 1)
+    return None

@@ -1,0 +1,112 @@
+"""Which module reads which ``quant_method``, and what its config calls the layers it left alone."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from torch import Tensor
+
+from qmm.errors import WeightFormatError
+from qmm.weight import QuantizedWeight
+
+
+class FormatModule(Protocol):
+    """What a module of ``qmm.formats`` offers the loader.
+
+    Attributes:
+        KEY: the suffix (or suffixes) of a tensor's name that marks a quantised layer.
+        SUFFIXES: every suffix that belongs to a layer.
+    """
+
+    KEY: str | tuple[str, ...]
+    SUFFIXES: frozenset[str]
+
+    def from_checkpoint(
+        self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], *, name: str
+    ) -> QuantizedWeight:
+        """One layer from its tensors by suffix."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the table.
+
+    Attributes:
+        module: under ``qmm.formats``.
+        ignore: config keys that list layers left in floating point.
+        described_by: suffixes of tensors whose values say what a layer is (the others only say how much).
+    """
+
+    module: str
+    ignore: tuple[str, ...] = ("modules_to_not_convert",)
+    described_by: frozenset[str] = frozenset()
+
+
+METHODS = {
+    "qmm": Method("native", described_by=frozenset({"facts"})),
+    "gptq": Method("gptq"),
+    "awq": Method("awq"),
+    "hqq": Method("hqq", ("skip_modules",)),
+    "compressed-tensors": Method("compressed_tensors", ("ignore",), frozenset({"weight_shape"})),
+    "bitsandbytes": Method("bitsandbytes", ("llm_int8_skip_modules",)),
+    "fp8": Method("compressed_tensors"),
+    "modelopt": Method("compressed_tensors", ("ignore", "exclude_modules")),
+    "mxfp4": Method("mx"),
+}
+
+
+def method_of(config: Mapping[str, Any], where: str) -> str:
+    """The ``quant_method`` of a quantisation config.
+
+    Raises:
+        WeightFormatError: it names none, or one that is not in the table.
+    """
+    name = config.get("quant_method")
+    if not isinstance(name, str) or name not in METHODS:
+        raise WeightFormatError(
+            f"{where}: quant_method must be one of {', '.join(METHODS)}; got {str(name)[:100]!r}"
+        )
+    return name
+
+
+def format_module(method: str) -> FormatModule:
+    """The module that reads ``method``, loaded now."""
+    return cast(FormatModule, importlib.import_module(f"qmm.formats.{METHODS[method].module}"))
+
+
+def left_alone(config: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
+    """``(key, pattern)`` of every entry of the config's lists of layers that were not quantised."""
+    found = []
+    for key in METHODS[method].ignore:
+        patterns = config.get(key)
+        if isinstance(patterns, (list, tuple)):
+            found += [(key, p) for p in patterns if isinstance(p, str) and p]
+    return found
+
+
+def matches(pattern: str, layer: str) -> bool:
+    """Whether a pattern of such a list means ``layer``.
+
+    A name means the module, and all under it, wherever it stands. ``re:`` patterns and globs are understood as far as
+    they consist of plain text and wildcards; others mean nothing here. (A file's regular expressions are not run: one
+    can be written that takes years.)
+    """
+    if not pattern.startswith("re:") and "*" not in pattern:
+        return f".{pattern}." in f".{layer}."
+    text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
+    parts = text.replace(".*", "*").replace("\\.", ".").split("*")
+    if any(c in part for part in parts for c in "\\()[]{}|?+^$"):
+        return False
+    if len(parts) == 1:
+        return layer == parts[0]
+    first, *middle, last = parts
+    at = len(first)
+    for part in middle:
+        at = layer.find(part, at)
+        if at < 0:
+            return False
+        at += len(part)
+    return layer.startswith(first) and layer.endswith(last) and len(layer) - len(last) >= at

@@ -1,0 +1,153 @@
+"""``qmm.save``: weights -> safetensors, in one file or in shards, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from qmm.checkpoint.folder import CONFIG_KEY, INDEX, config_text
+from qmm.checkpoint.safetensors_write import SafetensorsWriter
+from qmm.checkpoint.targets import TARGETS, Target
+from qmm.weight import QuantizedWeight
+
+_TORCH = {"format": "pt"}  # other libraries want to know whose tensors these are
+_FOREIGN = (".gguf", ".bin", ".pt", ".pth", ".ckpt")
+
+
+def save(
+    path: str | os.PathLike[str],
+    weights: Mapping[str, QuantizedWeight],
+    format: str = "qmm",
+    *,
+    config: Mapping[str, Any] | None = None,
+    plain: Mapping[str, Tensor] | None = None,
+    overwrite: bool = False,
+    max_shard_bytes: int | None = None,
+    on_tensor: Callable[[str], None] | None = None,
+) -> None:
+    """Write weights, one at a time; a :class:`qmm.Checkpoint` as ``weights`` is read one layer at a time.
+
+    Nothing stands under ``path`` until all of it does: data go to a hidden temporary file or folder beside it, which
+    takes the name at the end.
+
+    Args:
+        path: a ``.safetensors`` file, or a folder to make (``config.json`` and ``model.safetensors``, or shards).
+        weights: layer name -> weight.
+        format: ``"qmm"`` (every weight, exactly) or ``"gptq_v2"`` (2, 3, 4 or 8 bits, integer zeros or none, no
+            codebook, no second level).
+        config: more for the quantisation config of the file; may not contradict the weights.
+        plain: tensors that are not quantised, by name, written as they are.
+        overwrite: replace an existing file. (An existing folder is never replaced.)
+        max_shard_bytes: bytes of tensors in one file of a folder; a layer is not cut. None means one file.
+        on_tensor: called with each name when it is done.
+
+    Raises:
+        FileExistsError: ``path`` exists.
+        WeightFormatError: the format cannot hold a weight; names the layer, the field and the rule.
+        ValueError: an unknown format, a name twice, or a config that contradicts the weights.
+    """
+    path = Path(path)
+    if format not in TARGETS:
+        raise ValueError(f"format: must be one of {', '.join(TARGETS)}; got {format!r}")
+    if path.suffix in _FOREIGN:
+        raise ValueError(f"path: must be a .safetensors file or a folder; got {path}")
+    if max_shard_bytes is not None and max_shard_bytes < 1:
+        raise ValueError(f"max_shard_bytes: must be at least 1; got {max_shard_bytes}")
+    plain = {} if plain is None else plain
+    single = path.suffix == ".safetensors"
+    if single and max_shard_bytes is not None:
+        raise ValueError(f"max_shard_bytes: needs a folder to put shards in; got {path}")
+    _refuse_existing(path, overwrite and single)
+    target = TARGETS[format](weights, dict(config or {}))
+    names = [*(f"{layer}.{suffix}" for layer in weights for suffix in target.suffixes), *plain]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"plain: names must not be those of a layer's tensors; got {twice!r}")
+    if single:
+        # checked by the reader: a config that is not JSON fails before anything is written
+        with SafetensorsWriter(path, names, _TORCH | {CONFIG_KEY: config_text(target.config)}) as file:
+            for name, tensor in _tensors(weights, plain, target, on_tensor):
+                file.add(name, tensor)
+            _refuse_existing(path, overwrite)
+    else:
+        with _new_folder(path) as folder:
+            (folder / "config.json").write_text(json.dumps({CONFIG_KEY: target.config}, indent=2) + "\n")
+            _write_shards(folder, names, _tensors(weights, plain, target, on_tensor), max_shard_bytes)
+
+
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if os.path.lexists(path) and not (overwrite and path.is_file()):
+        raise FileExistsError(
+            f"{path}: must not exist, or overwrite=True be given for a file; got an existing one"
+        )
+
+
+def _tensors(
+    weights: Mapping[str, QuantizedWeight],
+    plain: Mapping[str, Tensor],
+    target: Target,
+    on_tensor: Callable[[str], None] | None,
+) -> Iterator[tuple[str, Tensor]]:
+    """All tensors by their names in the file, made as they are asked for; a layer's come one behind the other."""
+    for layer in weights:
+        yield from ((f"{layer}.{suffix}", t) for suffix, t in target.tensors(layer, weights[layer]).items())
+        if on_tensor is not None:
+            on_tensor(layer)
+    for name in plain:
+        yield name, plain[name]
+        if on_tensor is not None:
+            on_tensor(name)
+
+
+def _write_shards(
+    folder: Path, names: list[str], tensors: Iterator[tuple[str, Tensor]], limit: int | None
+) -> None:
+    """``model.safetensors``, or ``model-00001-of-00003.safetensors`` and so on with their index."""
+    shards: list[list[str]] = []
+    total = 0
+    pending = next(tensors, None)
+    while pending is not None or not shards:
+        written: list[str] = []
+        with SafetensorsWriter(folder / str(len(shards)), names, _TORCH) as file:
+            while pending is not None:
+                name, tensor = pending
+                layer = name.rpartition(".")[0]
+                full = limit is not None and file.nbytes + tensor.nbytes > limit
+                if full and written and layer != written[-1].rpartition(".")[0]:
+                    break
+                file.add(name, tensor)
+                written.append(name)
+                pending = next(tensors, None)
+            total += file.nbytes
+        shards.append(written)
+    if len(shards) == 1:
+        os.replace(folder / "0", folder / "model.safetensors")
+        return
+    table: dict[str, str] = {}
+    for i, written in enumerate(shards):
+        shard = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+        os.replace(folder / str(i), folder / shard)
+        table |= dict.fromkeys(written, shard)
+    index = {"metadata": {"total_size": total}, "weight_map": table}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+@contextmanager
+def _new_folder(path: Path) -> Iterator[Path]:
+    """A hidden folder beside ``path`` that takes its name when the block ends without an exception."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        _refuse_existing(path, overwrite=False)
+        os.rename(temporary, path)  # refuses a folder that has appeared meanwhile, unless it is empty
+    finally:
+        if temporary.exists():
+            shutil.rmtree(temporary)
