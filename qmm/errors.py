@@ -56,3 +56,7 @@ class WeightFormatError(ValueError):
 
 class SlowKernelWarning(UserWarning):
     """``backend="auto"`` fell back to a slow kernel on a GPU; given once per process and kernel."""
+
+
+class FormatWarning(UserWarning):
+    """A checkpoint can be read in more than one way, or contradicts itself; the text says what was done."""

@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qmm.formats import gguf
+    from qmm.formats import gguf, gptq
 
-__all__ = ["gguf"]
+__all__ = ["gguf", "gptq"]
 
 
 def __getattr__(name: str) -> object:
