@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qmm.formats import gptq_planar, gptq_zeros
+from qmm.formats import gptq_dynamic, gptq_planar, gptq_zeros
 from qmm.formats.gptq_zeros import Layout
 from qmm.formats.packed import (
     block_rows,
@@ -86,7 +86,8 @@ def from_checkpoint(
     Args:
         tensors: ``qweight``, ``qzeros``, ``scales``, ``g_idx``, as drawn above (``bias`` is left alone).
         config: the quantisation config as it stands in ``config.json`` or ``quantize_config.json``: ``bits``,
-            ``group_size``, ``checkpoint_format`` (or ``format``; absent means v1), ``sym``, ``desc_act``, ``meta``.
+            ``group_size``, ``checkpoint_format`` (or ``format``, ``version``; absent means v1), ``sym``,
+            ``desc_act``, ``meta``, ``dynamic`` (by ``name``).
         name: the layer, for errors and warnings.
         zero_reading: how to read an all-ones zero field of v1: "masked", "unmasked" or "word" (``gptq_zeros``). None
             takes the reading of the library that the config names as its writer, or else "masked" with a warning.
@@ -104,7 +105,7 @@ def from_checkpoint(
             likely meaning (the text says which was taken).
     """
     with named(name):
-        config = check_config(config)
+        config = gptq_dynamic.settings_of(check_config(config), name)
         found = checked_keys(tensors, SUFFIXES - {"g_idx"}, {"g_idx"})
         return _read(found, config, name, zero_reading, in_features)
 
@@ -128,7 +129,7 @@ def from_tensors(
 def to_tensors(
     w: QuantizedWeight,
     *,
-    checkpoint_format: str = "gptq_v2",
+    version: str = "gptq_v2",
     zero_reading: str | None = None,
     lossy: bool = False,
 ) -> dict[str, Tensor]:
@@ -136,7 +137,7 @@ def to_tensors(
 
     Args:
         w: the weight.
-        checkpoint_format: "gptq" (or "v1"), "gptq_v2" (or "v2") or "gptq_p".
+        version: "gptq" (or "v1"), "gptq_v2" (or "v2") or "gptq_p".
         zero_reading: by whom a v1 file will be read. None: written for "unmasked" where a zero point is 2**bits, else
             for "masked".
         lossy: round zero points that are not whole numbers; a warning tells the loss.
@@ -147,7 +148,7 @@ def to_tensors(
     Warns:
         FormatWarning: the loss; or zero points of v1 that readers disagree on, where ``zero_reading`` is not given.
     """
-    layout = _layout(w.bits, w.out_features, _format(checkpoint_format, "checkpoint_format"))
+    layout = _layout(w.bits, w.out_features, _format(version, "version"))
     reading = gptq_zeros.check_reading(zero_reading, w.bits)
     groups = -(-w.in_features // w.group_size)
     rule = f"must be ceil(K/group_size) = {groups} for GPTQ"
@@ -167,10 +168,8 @@ def to_tensors(
             f"qzeros: GPTQ v1 stores the zero points of {columns} columns as all ones, which readers disagree on",
         )
     if rounded:
-        options = {"bits": w.bits, "group_size": w.group_size, "checkpoint_format": checkpoint_format}
-        written = from_tensors(
-            tensors, zero_reading=reading or "masked", in_features=w.in_features, **options
-        )
+        facts: dict[str, Any] = {"bits": w.bits, "group_size": w.group_size, "version": version}
+        written = from_tensors(tensors, zero_reading=reading or "masked", in_features=w.in_features, **facts)
         report_loss(w, written)
     return tensors
 
