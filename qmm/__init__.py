@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
 from qmm.call import MatmulCall
-from qmm.errors import Reason, SlowKernelWarning, UnsupportedError, WeightFormatError
+from qmm.errors import FormatWarning, Reason, SlowKernelWarning, UnsupportedError, WeightFormatError
 from qmm.explain import Explanation, explain
 from qmm.matmul import matmul
 from qmm.prepare import prepare
@@ -22,10 +22,13 @@ from qmm.weight import QuantizedWeight, WeightSpec, ZeroKind
 
 if TYPE_CHECKING:
     from qmm import formats
+    from qmm.checkpoint import Checkpoint, load, save
 
 __all__ = [
     "Backend",
+    "Checkpoint",
     "Explanation",
+    "FormatWarning",
     "Kernel",
     "Limits",
     "MatmulCall",
@@ -41,9 +44,11 @@ __all__ = [
     "backends",
     "explain",
     "formats",
+    "load",
     "matmul",
     "prepare",
     "quantize",
+    "save",
     "use_backend",
 ]
 
@@ -54,6 +59,8 @@ except PackageNotFoundError:  # run from a source tree that was not installed
 
 
 def __getattr__(name: str) -> object:
-    if name == "formats":  # loaded when first named
+    if name == "formats":  # loaded when first named, as is what reads and writes files
         return importlib.import_module("qmm.formats")
+    if name in ("Checkpoint", "load", "save"):
+        return getattr(importlib.import_module("qmm.checkpoint"), name)
     raise AttributeError(f"module 'qmm' has no attribute {name!r}")

@@ -134,8 +134,8 @@ def _from_config(folder: Path) -> tuple[dict[str, Any], str] | None:
     whole = read_object(path)
     # models of images and text keep the language model's config one level down
     for part in (whole, whole.get("text_config")):
-        for key in _CONFIG_KEYS if isinstance(part, dict) else ():
-            config = part.get(key)
+        for key in _CONFIG_KEYS:
+            config = part.get(key) if isinstance(part, dict) else None
             if config is not None:
                 return _object(config, f"{path}: {key}"), str(path)
     return None

@@ -28,7 +28,9 @@ def save(
     *,
     config: Mapping[str, Any] | None = None,
     plain: Mapping[str, Tensor] | None = None,
+    model_config: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    lossy: bool = False,
     max_shard_bytes: int | None = None,
     on_tensor: Callable[[str], None] | None = None,
 ) -> None:
@@ -40,11 +42,13 @@ def save(
     Args:
         path: a ``.safetensors`` file, or a folder to make (``config.json`` and ``model.safetensors``, or shards).
         weights: layer name -> weight.
-        format: ``"qmm"`` (every weight, exactly) or ``"gptq_v2"`` (2, 3, 4 or 8 bits, integer zeros or none, no
-            codebook, no second level).
+        format: ``"qmm"`` (every weight, exactly) or ``"gptq_v2"`` (2 to 8 bits, whole zero points or none, no
+            codebook, no second level; zero points come back as kind int).
         config: more for the quantisation config of the file; may not contradict the weights.
+        model_config: the rest of a folder's ``config.json``.
         plain: tensors that are not quantised, by name, written as they are.
         overwrite: replace an existing file. (An existing folder is never replaced.)
+        lossy: let the format round what it cannot hold, and warn of the loss.
         max_shard_bytes: bytes of tensors in one file of a folder; a layer is not cut. None means one file.
         on_tensor: called with each name when it is done.
 
@@ -65,20 +69,23 @@ def save(
     if single and max_shard_bytes is not None:
         raise ValueError(f"max_shard_bytes: needs a folder to put shards in; got {path}")
     _refuse_existing(path, overwrite and single)
-    target = TARGETS[format](weights, dict(config or {}))
-    names = [*(f"{layer}.{suffix}" for layer in weights for suffix in target.suffixes), *plain]
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
+    target = TARGETS[format](weights, dict(config or {}), lossy)
+    names = [f"{layer}.{suffix}" for layer in weights for suffix in target.suffixes]
+    known = set(names)
+    twice = next((name for name in plain if name in known), None)
+    if twice is not None:
         raise ValueError(f"plain: names must not be those of a layer's tensors; got {twice!r}")
+    names += plain
+    text = config_text(target.config)
     if single:
-        # checked by the reader: a config that is not JSON fails before anything is written
-        with SafetensorsWriter(path, names, _TORCH | {CONFIG_KEY: config_text(target.config)}) as file:
+        with SafetensorsWriter(path, names, _TORCH | {CONFIG_KEY: text}) as file:
             for name, tensor in _tensors(weights, plain, target, on_tensor):
                 file.add(name, tensor)
             _refuse_existing(path, overwrite)
     else:
         with _new_folder(path) as folder:
-            (folder / "config.json").write_text(json.dumps({CONFIG_KEY: target.config}, indent=2) + "\n")
+            whole = {**dict(model_config or {}), CONFIG_KEY: json.loads(text)}
+            (folder / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
             _write_shards(folder, names, _tensors(weights, plain, target, on_tensor), max_shard_bytes)
 
 

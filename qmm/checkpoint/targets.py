@@ -14,7 +14,7 @@ from qmm.errors import WeightFormatError
 from qmm.formats import native
 from qmm.weight import QuantizedWeight, WeightSpec, ZeroKind
 
-GPTQ_BITS = (2, 3, 4, 8)
+GPTQ_BITS = range(2, 9)
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Target:
     tensors: Callable[[str, QuantizedWeight], dict[str, Tensor]]
 
 
-def _qmm(weights: Mapping[str, QuantizedWeight], config: dict[str, Any]) -> Target:
+def _qmm(weights: Mapping[str, QuantizedWeight], config: dict[str, Any], lossy: bool) -> Target:
     mine = {"quant_method": "qmm", "version": native.VERSION}
     return Target(_merged(mine, config), tuple(sorted(native.SUFFIXES)), lambda _, w: native.to_tensors(w))
 
 
-def _gptq_v2(weights: Mapping[str, QuantizedWeight], config: dict[str, Any]) -> Target:
+def _gptq_v2(weights: Mapping[str, QuantizedWeight], config: dict[str, Any], lossy: bool) -> Target:
     from qmm.formats import gptq
 
     specs = {layer: _spec(weights, layer) for layer in weights}
@@ -65,14 +65,14 @@ def _gptq_v2(weights: Mapping[str, QuantizedWeight], config: dict[str, Any]) -> 
 
     def tensors(layer: str, w: QuantizedWeight) -> dict[str, Tensor]:
         try:
-            return gptq.to_tensors(w, version="v2")
+            return gptq.to_tensors(w, version="v2", lossy=lossy)
         except WeightFormatError as error:
             raise WeightFormatError(f"layer {layer!r}: {error}") from error
 
     return Target(_merged(mine, config), tuple(sorted(gptq.SUFFIXES)), tensors)
 
 
-TARGETS: dict[str, Callable[[Mapping[str, QuantizedWeight], dict[str, Any]], Target]] = {
+TARGETS: dict[str, Callable[[Mapping[str, QuantizedWeight], dict[str, Any], bool], Target]] = {
     "qmm": _qmm,
     "gptq_v2": _gptq_v2,
 }
@@ -85,9 +85,14 @@ def _spec(weights: Mapping[str, QuantizedWeight], layer: str) -> WeightSpec:
 def _check_gptq(layer: str, s: WeightSpec) -> None:
     """Before anything is read or written, what the facts alone show; the format's module checks the rest."""
     for ok, field, rule, got in (
-        (s.bits in GPTQ_BITS, "bits", f"one of {GPTQ_BITS}", s.bits),
+        (s.bits in GPTQ_BITS, "bits", f"from {GPTQ_BITS[0]} to {GPTQ_BITS[-1]}", s.bits),
         (s.codebook_dtype is None, "codebook", "absent", "a codebook"),
-        (s.zero_kind in (ZeroKind.NONE, ZeroKind.INT), "zeros", "of kind none or int", f"kind {s.zero_kind}"),
+        (
+            s.zero_kind is not ZeroKind.BIAS,
+            "zeros",
+            "zero points",
+            "a bias, as of GGUF's types with a minimum",
+        ),
         (s.scale2_ratio is None, "scale2", "absent", "two-level scales"),
     ):
         if not ok:

@@ -71,6 +71,82 @@ def demo(
     raise typer.Exit(0 if passed else 1)
 
 
+class Format(str, enum.Enum):
+    """What ``convert`` writes."""
+
+    GPTQ_V2 = "gptq_v2"
+    QMM = "qmm"
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A model's folder, a .safetensors or a .gguf file.")],
+    prefix: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Only tensors whose names begin so."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object in the place of the table.")
+    ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Read every layer's values, however large the model.")
+    ] = False,
+) -> None:
+    """What a quantised checkpoint holds: a table of its layers, totals, tensors not used, problems.
+
+    Exit code 0: all sound; 1: a layer is broken (the others are shown); 2: the checkpoint cannot be opened.
+    """
+    from qmm.cli.inspecting import run
+    from qmm.errors import WeightFormatError
+
+    try:
+        sound = run(make_console(), path, prefix, as_json, check)
+    except (OSError, WeightFormatError) as error:
+        typer.echo(f"qmm inspect: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+    raise typer.Exit(0 if sound else 1)
+
+
+@app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(help="A model's folder, a .safetensors or a .gguf file.")],
+    target: Annotated[Path, typer.Argument(help="A .safetensors file, or a folder to make.")],
+    to: Annotated[Format, typer.Option(help="The format to write.")],
+    prefix: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Only tensors whose names begin so."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
+    lossy: Annotated[
+        bool, typer.Option("--lossy", help="Round what the format cannot hold, and say how much.")
+    ] = False,
+    max_shard_mb: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, help="MB in one file of a folder; by default all in one."),
+    ] = None,
+) -> None:
+    """Write a checkpoint's weights in another format. Nothing stands under TARGET until all of it does.
+
+    Exit code 0: written; 2: bad input, a format that cannot hold a layer, or a target that exists.
+    """
+    from qmm.cli.converting import run
+
+    try:
+        run(
+            make_console(),
+            source,
+            target,
+            to.value,
+            prefix=prefix,
+            overwrite=overwrite,
+            lossy=lossy,
+            max_shard_bytes=None if max_shard_mb is None else max_shard_mb * 1_000_000,
+        )
+    except (OSError, ValueError) as error:  # WeightFormatError is a ValueError
+        typer.echo(f"qmm convert: {error}", err=True)
+        raise typer.Exit(USAGE_ERROR) from None
+
+
 @app.command()
 def support(
     markdown: Annotated[bool, typer.Option("--markdown", help="As in the README.")] = False,

@@ -1,0 +1,92 @@
+"""``qmm convert``: a checkpoint in one format -> the same weights in another, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+from torch import Tensor
+
+import qmm
+from qmm.checkpoint import Checkpoint
+from qmm.checkpoint.json_text import read_object
+from qmm.cli.report import progress
+
+
+class _Plain(Mapping[str, Tensor]):
+    """The tensors of a checkpoint that are not quantised, read when asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._checkpoint.tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._checkpoint.plain)
+
+    def __len__(self) -> int:
+        return len(self._checkpoint.plain)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._checkpoint.plain
+
+
+def run(
+    console: Console,
+    source: Path,
+    target: Path,
+    to: str,
+    *,
+    prefix: str | None = None,
+    overwrite: bool = False,
+    lossy: bool = False,
+    max_shard_bytes: int | None = None,
+) -> None:
+    """Convert, with a progress bar; one layer in memory at a time.
+
+    Tensors that are not quantised are copied as they are, and for a folder the rest of ``config.json``.
+
+    Raises:
+        OSError: a file cannot be read or written, or ``target`` exists.
+        WeightFormatError: the source is damaged, holds a part of a layer without the rest, or the format cannot hold a
+            layer; nothing is written then.
+        ValueError: ``target`` is no place for the format.
+    """
+    checkpoint = qmm.load(source, prefix)
+    faults = [name for name in checkpoint.unused if name not in set(checkpoint.plain)]
+    if faults:
+        raise qmm.WeightFormatError(
+            f"{source}: tensor {faults[0]!r}: {checkpoint.unused[faults[0]]} ({len(faults)} tensors in all; "
+            "--prefix leaves tensors out)"
+        )
+    if not len(checkpoint):
+        raise qmm.WeightFormatError(f"{source}: must hold quantised layers; got none")
+    with progress(console, len(checkpoint) + len(checkpoint.plain)) as step:
+        qmm.save(
+            target,
+            checkpoint,
+            to,
+            plain=_Plain(checkpoint),
+            model_config=_model_config(source),
+            overwrite=overwrite,
+            lossy=lossy,
+            max_shard_bytes=max_shard_bytes,
+            on_tensor=lambda name: step(name, advance=1),
+        )
+    before = sum(map(checkpoint.nbytes, checkpoint))
+    console.print(
+        Text(f"{target}: {len(checkpoint)} layers ({before / 1e6:.1f} MB as {checkpoint.method}) as {to}, ")
+        + Text(f"{len(checkpoint.plain)} tensors as they were")
+    )
+
+
+def _model_config(source: Path) -> dict[str, Any]:
+    """What the source's ``config.json`` says of the model; its quantisation is another now."""
+    path = source / "config.json"
+    if not path.is_file():
+        return {}
+    return {key: value for key, value in read_object(path).items() if key != "compression_config"}
