@@ -12,6 +12,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from qmm.backends.triton_gpu.hopper.compat import barrier, copy_async
 from qmm.backends.triton_gpu.hopper.decode import finish
@@ -35,24 +36,33 @@ def copy_groups(
 
 
 @gluon.jit
-def issue(
-    step, where, B: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr, TILES_PER_GROUP: gl.constexpr,
-    PARTS: gl.constexpr, STAGES: gl.constexpr, K_TAIL: gl.constexpr,
-):  # fmt: skip
-    """Start copying step ``step`` into its slot; what lies outside keeps the slot's older contents."""
-    w_s, a_s, s_s, z_s, w_ptrs, w_tile, a_ptrs, a_k, rows, s_ptrs, z_ptrs, g_tile, tiles_k, padded_n, K = (
-        where
+def issue_weights(step, weights, tiles_k, B: gl.constexpr, STAGES: gl.constexpr):
+    """Start copying the weights of step ``step``; what lies outside keeps the slot's older contents."""
+    w_s, w_ptrs, w_tile = weights
+    first = step * B
+    inside = first + w_tile < tiles_k
+    copy_async(
+        w_s.index(step % STAGES),
+        w_ptrs + first.to(gl.int64) * 1024,
+        mask=inside,
+        eviction_policy="evict_first",
     )
+
+
+@gluon.jit
+def issue_rest(
+    step, rest, tiles_k, padded_n, K, B: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr,
+    TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, K_TAIL: gl.constexpr,
+):  # fmt: skip
+    """Start copying A and the factors of step ``step``, and close its group of copies."""
+    a_s, s_s, z_s, a_ptrs, a_k, rows, s_ptrs, z_ptrs, g_tile = rest
     BLOCK: gl.constexpr = 256 // BITS
     first = step * B
     slot = step % STAGES
-    copy_async(
-        w_s.index(slot),
-        w_ptrs + first.to(gl.int64) * 1024,
-        mask=first + w_tile < tiles_k,
-        eviction_policy="evict_first",
-    )
-    inside = rows & (first * BLOCK + a_k < (K if K_TAIL else tiles_k * BLOCK))
+    if K_TAIL:
+        inside = rows & (first * BLOCK + a_k < K)
+    else:
+        inside = rows & (first * BLOCK + a_k < tiles_k * BLOCK)
     copy_async(a_s.index(slot), a_ptrs + first * BLOCK, mask=inside)
     copy_groups(first, slot, s_s, s_ptrs, g_tile, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
     if ZERO != "none":
@@ -65,7 +75,7 @@ def stream_kernel(
     a_ptr, w_ptr, s_ptr, z_ptr, bias_ptr, c_ptr, M, N, K, a_stride_m8, c_stride_m, c_stride_n,
     BITS: gl.constexpr, ZERO: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr,
     ACTIVATION: gl.constexpr, STRIPS: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr,
-    RAGGED: gl.constexpr, K_TAIL: gl.constexpr,
+    RAGGED: gl.constexpr, K_TAIL: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tile ``program_id`` of C: columns first, then rows.
 
@@ -135,11 +145,17 @@ def stream_kernel(
         for i in gl.static_range(STAGES):
             a_s.index(i).store(gl.zeros([B, BM, BLOCK], dtype, a_copy))
         barrier()  # a copy may write what another thread has set to 0
-    where = (
-        w_s, a_s, s_s, z_s, w_ptrs, w_tile, a_ptrs, a_k, a_row < M, s_ptr + g_at, z_ptrs, g_tile, tiles_k, padded_n, K
-    )  # fmt: skip
+    weights = (w_s, w_ptrs, w_tile)
+    rest = (a_s, s_s, z_s, a_ptrs, a_k, a_row < M, s_ptr + g_at, z_ptrs, g_tile)
     for i in gl.static_range(STAGES - 1):
-        issue(gl.to_tensor(i), where, B, BITS, ZERO, TILES_PER_GROUP, PARTS, STAGES, K_TAIL)
+        issue_weights(gl.to_tensor(i), weights, tiles_k, B, STAGES)
+    if DEPENDENT:  # everything but the weights may be what the kernel before this one writes
+        gdc_launch_dependents()
+        gdc_wait()
+    for i in gl.static_range(STAGES - 1):
+        issue_rest(
+            gl.to_tensor(i), rest, tiles_k, padded_n, K, B, BITS, ZERO, TILES_PER_GROUP, PARTS, STAGES, K_TAIL
+        )
     acc = gl.zeros([B, BN, BM], gl.float32, mma)
     for i in range(0, gl.cdiv(tiles_k, B)):
         # all reads of this step come before the next copy is issued: the compiler puts a barrier between the two
@@ -152,7 +168,10 @@ def stream_kernel(
         z = s
         if ZERO != "none":
             z = load_factors(z_s, here, PARTS, held)
-        issue(i + STAGES - 1, where, B, BITS, ZERO, TILES_PER_GROUP, PARTS, STAGES, K_TAIL)
+        issue_weights(i + STAGES - 1, weights, tiles_k, B, STAGES)
+        issue_rest(
+            i + STAGES - 1, rest, tiles_k, padded_n, K, B, BITS, ZERO, TILES_PER_GROUP, PARTS, STAGES, K_TAIL
+        )
         codes = centred(units, BITS, dtype)
         inside = (i * B + tile_of < tiles_k) | (not RAGGED)
         for part in gl.static_range(PARTS):
