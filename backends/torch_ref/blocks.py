@@ -87,6 +87,9 @@ def run(
 
 
 def _product(rows: Tensor, block: Tensor) -> Tensor:
+    if torch.is_autocast_enabled(rows.device.type):  # it would round the operands and the sums to 16 bits
+        with torch.autocast(rows.device.type, enabled=False):
+            return _product(rows, block)
     if rows.dtype in (torch.float16, torch.bfloat16):
         return torch.mm(rows, block, out_dtype=torch.float32)
     return torch.mm(rows, block)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
+
+import torch
 
 from qmm.call import MatmulCall
 from qmm.weight.spec import WeightSpec
@@ -32,6 +35,7 @@ class DecodeConfig:
         shared: whether operands come through shared memory (stream.py), or straight into registers (decode.py).
         depth: tiles of K that a warp has in registers, or stages in shared memory.
         num_warps: warps, which share out K.
+        dependent: whether the kernel is launched while the one before may still run (QMM_DEPENDENT_LAUNCH).
         copies_a: whether A is copied to aligned rows first.
     """
 
@@ -40,6 +44,7 @@ class DecodeConfig:
     shared: bool
     depth: int
     num_warps: int
+    dependent: bool
     copies_a: bool
 
 
@@ -66,6 +71,17 @@ class WgmmaConfig:
     per_processor: int
     copies_a: bool
     tma_store: bool
+
+
+def dependent_launch(device: torch.device) -> bool:
+    """Whether ``QMM_DEPENDENT_LAUNCH`` asks for it: weights are then read before the kernel before has ended.
+
+    Safe unless that kernel writes this weight and lets its dependents start early, which no kernel of torch does.
+    Off by default; see docs/environment.md.
+    """
+    if os.environ.get("QMM_DEPENDENT_LAUNCH", "") != "1" or device.type != "cuda":
+        return False
+    return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
 def rows_are_aligned(call: MatmulCall) -> bool:
@@ -103,7 +119,8 @@ def choose_decode(call: MatmulCall, processors: int, shared_bytes: int) -> Decod
     if shared:
         stage = warps * (strips * 512 + block_m * 512 // call.weight.bits + strips * 128)
         depth = max(2, min(depth, (shared_bytes - 1024) // stage))
-    return DecodeConfig(block_m, strips * 16, shared, depth, warps, not rows_are_aligned(call))
+    dependent = rows_are_aligned(call) and dependent_launch(call.device)
+    return DecodeConfig(block_m, strips * 16, shared, depth, warps, dependent, not rows_are_aligned(call))
 
 
 def choose_wgmma(call: MatmulCall, processors: int, shared_bytes: int) -> WgmmaConfig:

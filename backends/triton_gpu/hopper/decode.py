@@ -18,6 +18,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from qmm.backends.triton_gpu.hopper.compat import barrier
 from qmm.backends.triton_gpu.hopper.dequantise import centred
@@ -101,17 +102,24 @@ def stay():
 
 
 @gluon.jit
-def load_step(
-    first, where, B: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr, S_WIDTH: gl.constexpr,
-    Z_WIDTH: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, K_TAIL: gl.constexpr,
-):  # fmt: skip
-    """Weights, activations, scales and zeros of the B tiles of K from tile ``first`` on, one tile a warp."""
-    BLOCK: gl.constexpr = 256 // BITS
-    w_ptrs, wb, a_ptrs, ab, a_pair, rows, s_ptrs, s_tile, z_ptrs, z_tile, tiles_k, padded_n, K = where
+def load_weights(first, weights, tiles_k):
+    """The weights of a step."""
+    w_ptrs, wb = weights
     first = gl.to_tensor(first)
-    w = gl.load(
+    return gl.load(
         w_ptrs + first.to(gl.int64) * 512, mask=first + wb < tiles_k, other=0, eviction_policy="evict_first"
     )
+
+
+@gluon.jit
+def load_rest(
+    w, first, rest, tiles_k, B: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr, S_WIDTH: gl.constexpr,
+    Z_WIDTH: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, K_TAIL: gl.constexpr,
+):  # fmt: skip
+    """What a step needs beside its weights ``w``."""
+    BLOCK: gl.constexpr = 256 // BITS
+    a_ptrs, ab, a_pair, rows, s_ptrs, s_tile, z_ptrs, z_tile, padded_n, K = rest
+    first = gl.to_tensor(first)
     a = load_activations(a_ptrs, ab, a_pair, rows, first, tiles_k, K, BLOCK, PARTS, K_TAIL)
     s = load_groups(s_ptrs, first + s_tile, tiles_k, padded_n * S_WIDTH // 2, K, BLOCK, TILES_PER_GROUP, PARTS)
     if ZERO == "none":
@@ -119,6 +127,16 @@ def load_step(
     else:
         z = load_groups(z_ptrs, first + z_tile, tiles_k, padded_n * Z_WIDTH // 2, K, BLOCK, TILES_PER_GROUP, PARTS)
         return w, a, s, z
+
+
+@gluon.jit
+def load_step(
+    first, weights, rest, tiles_k, B: gl.constexpr, BITS: gl.constexpr, ZERO: gl.constexpr, S_WIDTH: gl.constexpr,
+    Z_WIDTH: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, K_TAIL: gl.constexpr,
+):  # fmt: skip
+    """Weights, activations, scales and zeros of the B tiles of K from tile ``first`` on, one tile a warp."""
+    w = load_weights(first, weights, tiles_k)
+    return load_rest(w, first, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
 
 
 @gluon.jit
@@ -196,11 +214,13 @@ def decode_kernel(
     a_ptr, w_ptr, s_ptr, z_ptr, bias_ptr, c_ptr, M, N, K, a_stride_m8, c_stride_m, c_stride_n,
     BITS: gl.constexpr, ZERO: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr,
     ACTIVATION: gl.constexpr, STRIPS: gl.constexpr, BM: gl.constexpr, DEPTH: gl.constexpr, K_TAIL: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Tile ``program_id`` of C: columns first, then rows.
 
     B tiles of K, one a warp, are one step. A group is TILES_PER_GROUP tiles (0: all of K), or a tile has PARTS groups.
     What lies outside loads as zeros; in a padded tile the codes are MID besides. K_TAIL: K is no multiple of the tile.
+    DEPENDENT: launched while the kernel before may still run; it loads weights first, and then waits for it.
     """
     B: gl.constexpr = gl.num_warps()
     BN: gl.constexpr = STRIPS * 16
@@ -248,30 +268,44 @@ def decode_kernel(
         z_ptrs = z_ptr.to(gl.pointer_type(gl.int32)) + z_at
 
     acc = gl.zeros([B, BN, BM], gl.float32, mma)
-    where = (w_ptrs, wb, a_ptrs, ab, a_pair, rows, s_ptrs, s_tile, z_ptrs, z_tile, tiles_k, padded_n, K)
-    x0 = load_step(0, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+    weights = (w_ptrs, wb)
+    rest = (a_ptrs, ab, a_pair, rows, s_ptrs, s_tile, z_ptrs, z_tile, padded_n, K)
+    w0 = load_weights(0, weights, tiles_k)
+    w1 = load_weights(B, weights, tiles_k) if DEPTH > 1 else w0
+    if DEPENDENT:  # everything but the weights may be what the kernel before this one writes
+        gdc_launch_dependents()
+        gdc_wait()
+    x0 = load_rest(w0, 0, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
     if DEPTH > 1:
-        x1 = load_step(B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+        x1 = load_rest(w1, B, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
     if DEPTH > 2:
-        x2 = load_step(2 * B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+        x2 = load_step(2 * B, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
     if DEPTH > 3:
-        x3 = load_step(3 * B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+        x3 = load_step(3 * B, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
     for first in range(0, tiles_k, DEPTH * B):
         ahead = first + DEPTH * B
         acc = multiply(x0, acc, first, K, B, BITS, ZERO, PARTS, STRIPS, BM, dtype, s_type, z_type, K_TAIL)
-        x0 = load_step(ahead, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+        x0 = load_step(
+            ahead, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL
+        )
         if DEPTH > 1:
             stay()
             acc = multiply(x1, acc, first + B, K, B, BITS, ZERO, PARTS, STRIPS, BM, dtype, s_type, z_type, K_TAIL)
-            x1 = load_step(ahead + B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+            x1 = load_step(
+                ahead + B, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL
+            )
         if DEPTH > 2:
             stay()
             acc = multiply(x2, acc, first + 2 * B, K, B, BITS, ZERO, PARTS, STRIPS, BM, dtype, s_type, z_type, K_TAIL)
-            x2 = load_step(ahead + 2 * B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+            x2 = load_step(
+                ahead + 2 * B, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL
+            )
         if DEPTH > 3:
             stay()
             acc = multiply(x3, acc, first + 3 * B, K, B, BITS, ZERO, PARTS, STRIPS, BM, dtype, s_type, z_type, K_TAIL)
-            x3 = load_step(ahead + 3 * B, where, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL)
+            x3 = load_step(
+                ahead + 3 * B, weights, rest, tiles_k, B, BITS, ZERO, S_WIDTH, Z_WIDTH, TILES_PER_GROUP, PARTS, K_TAIL
+            )
         stay()
 
     finish(acc, pid_n, pid_m, bias_ptr, c_ptr, M, N, c_stride_m, c_stride_n, ACTIVATION)

@@ -91,12 +91,12 @@ def _launch(
     """
     found = layout.launches.get(key)
     if found is None:
-        options = {name: constants.pop(name) for name in ("num_warps", "maxnreg")}
+        options = {name: constants.pop(name) for name in ("num_warps", "maxnreg", "launch_pdl")}
         found = kernel[(grid,)](*args, **constants, **options), tuple(constants.values())
         layout.launches[key] = found
     else:
         found[0][(grid, 1, 1)](*args, *found[1])
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _decode(
@@ -126,7 +126,7 @@ def _decode(
         layout, key, stream_kernel if config.shared else decode_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, **own,
-        K_TAIL=tail, num_warps=config.num_warps, maxnreg=None,
+        K_TAIL=tail, DEPENDENT=config.dependent, num_warps=config.num_warps, maxnreg=None, launch_pdl=config.dependent,
     )  # fmt: skip
     if call.out_strides is None and not config.copies_a:  # nothing but addresses differs the next time
         if len(layout.again) >= _MAX_AGAIN:
@@ -168,7 +168,7 @@ def _wgmma(
         BITS=spec.bits, ZERO=spec.zero_kind.value, NARROW=narrow(call), TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, BM=block_m, STAGES=config.stages, HALVES=config.halves, BAND=BAND,
         SPLIT=config.split_k, TURNS=config.turns, REGISTERS=_REGISTERS[config.per_processor][0],
-        num_warps=4, maxnreg=_REGISTERS[config.per_processor][1],
+        num_warps=4, maxnreg=_REGISTERS[config.per_processor][1], launch_pdl=False,
     )  # fmt: skip
 
 
