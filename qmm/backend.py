@@ -116,7 +116,7 @@ class PreparedLayout(abc.ABC):
 
     @abc.abstractmethod
     def restore(self) -> Mapping[str, Tensor | None]:
-        """The canonical tensors (DESIGN 3 field names), bit for bit, freshly allocated."""
+        """The canonical tensors (the field names of ``QuantizedWeight``), bit for bit, freshly allocated."""
 
     @abc.abstractmethod
     def refill(self, canonical: Mapping[str, Tensor | None]) -> None:

@@ -1,4 +1,4 @@
-"""The numerics contract (DESIGN 5) in one place: worst case, on average, exact. A backend may not widen it."""
+"""The numerics contract (docs/numerics.md) in one place: worst case, on average, exact. A backend may not widen it."""
 
 from __future__ import annotations
 

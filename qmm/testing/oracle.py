@@ -60,7 +60,7 @@ def factors(first: Tensor, second: Tensor | None, ratio: int | None) -> Array:
 
 
 def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:
-    """W and Wbar, ``[K, N]`` each: the weight, and the size of the terms it is made of (DESIGN 5)."""
+    """W and Wbar, ``[K, N]`` each: the weight, and the size of the terms it is made of (docs/numerics.md)."""
     t, s = w.tensors, w.spec
     q = codes(t.qweight, s.bits, s.in_features)
     group = [k // s.group_size for k in range(s.in_features)] if t.g_idx is None else t.g_idx.cpu().tolist()
