@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qmm.formats import gguf, gptq
+    from qmm.formats import awq, gguf, gptq, hqq, seed
 
-__all__ = ["gguf", "gptq"]
+__all__ = ["awq", "gguf", "gptq", "hqq", "seed"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,7 @@
-"""GPTQ configs whose ``dynamic`` gives some layers other settings, as gptqmodel writes and reads it.
+r"""GPTQ configs whose ``dynamic`` gives some layers other settings, as gptqmodel writes and reads it.
 
-``{"+:.*\\.18\\..*down.*": {"bits": 8}, "-:.*gate.*": {}}``: the first regular expression that matches the beginning of a
-layer's name gives that layer its settings; ``-:`` means that the layer was not quantised.
+``{"+:.*\.18\..*down.*": {"bits": 8}, "-:.*gate.*": {}}``: the first regular expression that matches the beginning
+of a layer's name gives that layer its settings; ``-:`` means that the layer was not quantised.
 """
 
 from __future__ import annotations
