@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from qmm.formats import awq, gguf, gptq, hqq, seed
+    from qmm.formats import awq, bitsandbytes, compressed_tensors, gguf, gptq, hqq, mx, seed
 
-__all__ = ["awq", "gguf", "gptq", "hqq", "seed"]
+__all__ = ["awq", "bitsandbytes", "compressed_tensors", "gguf", "gptq", "hqq", "mx", "seed"]
 
 
 def __getattr__(name: str) -> object:

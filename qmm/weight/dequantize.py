@@ -81,7 +81,8 @@ def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
     scale = effective(t.scales, t.scale2, spec.scale2_ratio).abs()
     top = (1 << spec.bits) - 1
     if t.codebook is not None:
-        bound = scale * t.codebook.float().abs().max()
+        values = t.codebook.float().abs()
+        bound = scale * values.masked_fill(values.isnan(), 0).max()  # e4m3 has NaN, which no dtype lacks
     elif spec.zero_kind is ZeroKind.NONE:
         bound = scale * spec.midpoint
     elif spec.zero_kind is ZeroKind.INT:
