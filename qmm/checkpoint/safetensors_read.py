@@ -89,10 +89,9 @@ class SafetensorsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         with self.path.open("rb") as file:
-            self._size = os.fstat(file.fileno()).st_size
-            # an empty file cannot be mapped
+            empty = os.fstat(file.fileno()).st_size == 0  # such a file cannot be mapped
             self._data: bytes | mmap.mmap = (
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self._size else b""
+                b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             )
         self.metadata, self.entries = read_header(self._data, str(self.path))
 
@@ -109,11 +108,14 @@ class SafetensorsFile:
             raise WeightFormatError(
                 f"{self.path}: tensor {name!r}: dtype must be one of torch {torch.__version__}'s; got {entry.dtype}"
             )
-        size = os.stat(self.path).st_size  # reading a mapped page past the file's end would kill the process
-        if size < self._size:
+        size = self._data.size() if isinstance(self._data, mmap.mmap) else 0
+        if size < len(self._data):  # reading a mapped page past the file's end would kill the process
             raise WeightFormatError(
-                f"{self.path}: tensor {name!r}: the file must not change while open; got {size} bytes, had {self._size}"
+                f"{self.path}: tensor {name!r}: the file must not shrink while it is open; "
+                f"got {size} bytes, had {len(self._data)}"
             )
+        if not entry.nbytes:  # no bytes to view
+            return torch.empty(entry.shape, dtype=dtype)
         raw = np.empty(entry.nbytes, np.uint8)
         for done in range(0, entry.nbytes, _COPY_BYTES):
             count = min(_COPY_BYTES, entry.nbytes - done)

@@ -92,7 +92,7 @@ def save(
 def _refuse_existing(path: Path, overwrite: bool) -> None:
     if os.path.lexists(path) and not (overwrite and path.is_file()):
         raise FileExistsError(
-            f"{path}: must not exist, or overwrite=True be given for a file; got an existing one"
+            f"{path}: exists; a file is replaced where overwriting is asked for, a folder never"
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import qmm
 from qmm.checkpoint import Checkpoint
 from qmm.checkpoint.json_text import read_object
+from qmm.cli.inspecting import plural
 from qmm.cli.report import progress
 
 
@@ -79,8 +80,10 @@ def run(
         )
     before = sum(map(checkpoint.nbytes, checkpoint))
     console.print(
-        Text(f"{target}: {len(checkpoint)} layers ({before / 1e6:.1f} MB as {checkpoint.method}) as {to}, ")
-        + Text(f"{len(checkpoint.plain)} tensors as they were")
+        Text(
+            f"{target}: {plural(len(checkpoint), 'layer')} ({before / 1e6:.1f} MB as {checkpoint.method}) as {to}, "
+        )
+        + Text(f"{plural(len(checkpoint.plain), 'tensor')} as before")
     )
 
 

@@ -91,6 +91,11 @@ def examine(checkpoint: Checkpoint, whole: bool, step: Step) -> Findings:
     return found
 
 
+def plural(count: int, what: str) -> str:
+    """``"1 layer"``, ``"2 layers"``."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def _zeros(s: WeightSpec) -> str:
     return str(s.zero_kind) if s.codebook_dtype is None else "codebook"
 
@@ -144,20 +149,20 @@ def _print_totals(console: Console, checkpoint: Checkpoint, found: Findings) -> 
     per = f", {8 * nbytes / weights:.2f} bits a weight" if weights else ""
     console.print(
         Text(
-            f"{len(checkpoint)} layers, {weights / 1e6:.1f} million weights, {nbytes / 1e6:.1f} MB{per}"
+            f"{plural(len(checkpoint), 'layer')}, {weights / 1e6:.1f} million weights, {nbytes / 1e6:.1f} MB{per}"
             + (f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds else "")
         )
     )
     if found.values_read < len(found.layers):
         console.print(Text("Headers checked; --check reads the values of every layer too."))
     wrong = len(found.broken) + len(_faults(checkpoint))
-    console.print(Text(f"{wrong} problems" if wrong else "No problem found."))
+    console.print(Text(plural(wrong, "problem") if wrong else "No problem found."))
 
 
 def _print_unused(console: Console, title: str, reasons: dict[str, str]) -> None:
     if not reasons:
         return
-    console.print(Text(f"{title}: {len(reasons)} tensors"))
+    console.print(Text(f"{title}: {plural(len(reasons), 'tensor')}"))
     for name in list(reasons)[:_SHOWN_REASONS]:
         console.print(Text(f"  {name}: {reasons[name]}"))
     if len(reasons) > _SHOWN_REASONS:

@@ -241,6 +241,8 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
         """A copy of one of ``plain``, sizes outermost first."""
         entry = self.plain[name]
         dtype = PLAIN_DTYPES[entry.qtype]
+        if not entry.nbytes:  # no bytes to view
+            return torch.empty(entry.shape, dtype=dtype)
         return torch.from_numpy(self._raw[name].copy()).view(dtype).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
