@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qmm.checkpoint.checkpoint import Checkpoint, LayerFacts
 from qmm.checkpoint.folder import Found
-from qmm.checkpoint.layers import Grouped, group
+from qmm.checkpoint.layers import Grouped, Parts, group
 from qmm.checkpoint.methods import METHODS, format_module, method_of
 from qmm.checkpoint.safetensors_read import Entry
 from qmm.errors import WeightFormatError
@@ -47,11 +47,11 @@ class SafetensorsCheckpoint(Checkpoint):
         self.unused = {name: reasons[name] for name in self._entries if name in reasons} | found.unindexed
         self.plain = tuple(name for name in self._entries if name in grouped.plain)
 
-    def _layers(self) -> Mapping[str, dict[str, str]]:
+    def _layers(self) -> Mapping[str, Parts]:
         return self._parts
 
     def nbytes(self, name: str) -> int:
-        return sum(entry.nbytes for entry in self._of(name).values())
+        return sum(self._entry(name, suffix).nbytes for suffix in self._parts[name].names)
 
     def tensor(self, name: str) -> Tensor:
         if name not in self.plain:
@@ -61,7 +61,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> QuantizedWeight:
         if name not in self._parts:
             raise self._missing(name)
-        return self._read(name, {s: self._files[t].tensor(t) for s, t in self._parts[name].items()})
+        return self._read(name, {suffix: self._tensor(name, suffix) for suffix in self._parts[name].names})
 
     def facts(self, name: str) -> LayerFacts:
         if name not in self._parts:
@@ -73,30 +73,39 @@ class SafetensorsCheckpoint(Checkpoint):
             spec = self[name].spec
         return LayerFacts(self.method, spec, self.nbytes(name))
 
-    def _of(self, layer: str) -> dict[str, Entry]:
-        return {suffix: self._entries[name] for suffix, name in self._parts[layer].items()}
+    def _entry(self, layer: str, suffix: str) -> Entry:
+        parts = self._parts[layer]
+        entry = self._entries[parts.names[suffix]]
+        return entry if parts.expert is None else entry.at(parts.expert)
+
+    def _tensor(self, layer: str, suffix: str) -> Tensor:
+        parts = self._parts[layer]
+        name = parts.names[suffix]
+        return self._files[name].tensor(name, parts.expert)
 
     def _read(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         try:
             return self._module.from_checkpoint(tensors, self.config, name=layer)
         except WeightFormatError as error:
-            file = self._files[next(iter(self._parts[layer].values()))].path
-            text = str(error).removeprefix(f"{layer}: ")  # some modules name the layer, some cannot
+            file = self._files[next(iter(self._parts[layer].names.values()))].path
+            text = str(error)
+            if layer:  # some modules name it ("up.scales: ..."), some cannot
+                text = text.removeprefix(f"{layer}: ").removeprefix(f"{layer}.")
             raise WeightFormatError(f"{file}: layer {layer!r}: {text}") from error
 
     def _spec_of_header(self, layer: str) -> WeightSpec:
         """The facts, from tensors without memory in the place of the large ones."""
         tensors: dict[str, Tensor] = {}
         index: Tensor | None = None
-        for suffix, name in self._parts[layer].items():
-            entry = self._entries[name]
-            if suffix in METHODS[self.method].described_by:
-                tensors[suffix] = self._files[name].tensor(name)
+        for suffix in self._parts[layer].names:
+            entry = self._entry(layer, suffix)
+            if (
+                suffix in METHODS[self.method].described_by or entry.torch_dtype is None
+            ):  # read: says what is wrong
+                tensors[suffix] = self._tensor(layer, suffix)
                 continue
             if suffix in _GROUP_INDEX:
-                index = self._files[name].tensor(name)
-            if entry.torch_dtype is None:
-                raise WeightFormatError(f"tensor {name!r}: torch has no dtype {entry.dtype}")
+                index = self._tensor(layer, suffix)
             tensors[suffix] = torch.empty(entry.shape, dtype=entry.torch_dtype, device="meta")
         spec = self._read(layer, tensors).spec
         if index is None:

@@ -6,10 +6,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qmm.checkpoint.methods import FormatModule, left_alone, matches
+from qmm.checkpoint.methods import METHODS, FormatModule, left_alone, matches
 from qmm.checkpoint.safetensors_read import Entry
 
 _PLAIN = ("F16", "BF16", "F32", "F64")  # what an unquantised weight is stored in
+_COMMON = ("scale", "zero", "shape", "scales")  # names that a norm's tensor may have, too
+_STACK_DIMS = 4  # gpt-oss: blocks [E, N, K/32, 16]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where one layer is.
+
+    Attributes:
+        names: ``{suffix: tensor name}``.
+        expert: place along the first axis of every tensor, in a stack of experts; None where there is no such axis.
+    """
+
+    names: dict[str, str]
+    expert: int | None = None
 
 
 @dataclass
@@ -17,12 +32,12 @@ class Grouped:
     """The tensors of a file, sorted.
 
     Attributes:
-        layers: ``{layer: {suffix: tensor name}}``.
+        layers: where each layer is; an expert of a stack is a layer of its own, ``name[0]``.
         plain: ``{tensor name: reason}`` of tensors that are not quantised.
         strays: ``{tensor name: reason}`` of parts of quantised layers without the rest.
     """
 
-    layers: dict[str, dict[str, str]] = field(default_factory=dict)
+    layers: dict[str, Parts] = field(default_factory=dict)
     plain: dict[str, str] = field(default_factory=dict)
     strays: dict[str, str] = field(default_factory=dict)
 
@@ -38,17 +53,17 @@ def group(
     """
     keys = (module.KEY,) if isinstance(module.KEY, str) else module.KEY
     # a bias is no part of a weight, wherever its format puts it: it must not vanish inside one
-    found, grouped = _by_layer(entries, module.SUFFIXES - {"bias"}), Grouped()
+    found, grouped = _by_layer(entries, module.SUFFIXES - {"bias"}, METHODS[method].underscored), Grouped()
     ignored = left_alone(config, method)
     for layer, parts in found.items():
         key = next((k for k in keys if k in parts), None)
         beside = set(parts) - {key}
         listed = next((f" (listed in {k})" for k, p in ignored if matches(p, layer)), "")
         if key is not None and (beside or (entries[parts[key]].dtype not in _PLAIN and not listed)):
-            grouped.layers[layer] = parts
+            grouped.layers |= _experts(layer, parts, entries)
             continue
         for suffix, name in parts.items():
-            if suffix in keys:
+            if suffix in keys or (len(parts) == 1 and suffix in _COMMON):
                 grouped.plain[name] = f"not quantised{listed}: {entries[name]}"
             else:
                 grouped.strays[name] = f"stands without {' or '.join(keys)}: {entries[name]}"
@@ -57,16 +72,29 @@ def group(
     return grouped
 
 
-def _by_layer(entries: Mapping[str, Entry], suffixes: frozenset[str]) -> dict[str, dict[str, str]]:
+def _experts(layer: str, parts: dict[str, str], entries: Mapping[str, Entry]) -> dict[str, Parts]:
+    """The layer, or one for each of its experts."""
+    blocks = entries[parts["blocks"]] if "blocks" in parts else None
+    if blocks is None or len(blocks.shape) != _STACK_DIMS:
+        return {layer: Parts(parts)}
+    first = {entries[name].shape[:1] for name in parts.values()}
+    if first != {blocks.shape[:1]}:  # which of them is wrong cannot be said: read whole, the format says it
+        return {layer: Parts(parts)}
+    return {f"{layer}[{i}]": Parts(parts, i) for i in range(blocks.shape[0])}
+
+
+def _by_layer(
+    entries: Mapping[str, Entry], suffixes: frozenset[str], underscored: frozenset[str]
+) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for name in entries:
-        cut = _cut(name, suffixes)
+        cut = _cut(name, suffixes, underscored)
         if cut is not None:
             found.setdefault(cut[0], {})[cut[1]] = name
     return found
 
 
-def _cut(name: str, suffixes: frozenset[str]) -> tuple[str, str] | None:
+def _cut(name: str, suffixes: frozenset[str], underscored: frozenset[str]) -> tuple[str, str] | None:
     """``(layer, suffix)`` by the longest suffix that fits, or None. A suffix alone belongs to the layer ``""``."""
     if name in suffixes:
         return "", name
@@ -75,4 +103,5 @@ def _cut(name: str, suffixes: frozenset[str]) -> tuple[str, str] | None:
         if name[at + 1 :] in suffixes:
             return name[:at], name[at + 1 :]
         at = name.find(".", at + 1)
-    return None
+    layer, _, suffix = name.rpartition("_")
+    return (layer, suffix) if suffix in underscored else None

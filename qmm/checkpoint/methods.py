@@ -38,23 +38,42 @@ class Method:
         module: under ``qmm.formats``.
         ignore: config keys that list layers left in floating point.
         described_by: suffixes of tensors whose values say what a layer is (the others only say how much).
+        underscored: suffixes that an underscore parts from the layer's name, where others have a dot.
     """
 
     module: str
     ignore: tuple[str, ...] = ("modules_to_not_convert",)
     described_by: frozenset[str] = frozenset()
+    underscored: frozenset[str] = frozenset()
 
+
+_HQQ_FACTS = (
+    *(
+        "shape",
+        "nbits",
+        "axis",
+        "group_size",
+        "packing",
+        "compute_dtype",
+        "unpack_view_dtype",
+        "view_as_float",
+    ),
+    *("quant_scale", "quant_zero", "channel_wise", "optimize", "round_zero", "offload_meta"),
+    *("encoded_state_dict", "stores_quant_config"),
+)
+_BNB_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 METHODS = {
     "qmm": Method("native", described_by=frozenset({"facts"})),
     "gptq": Method("gptq"),
     "awq": Method("awq"),
-    "hqq": Method("hqq", ("skip_modules",)),
+    "hqq": Method("hqq", ("skip_modules",), frozenset(_HQQ_FACTS)),
     "compressed-tensors": Method("compressed_tensors", ("ignore",), frozenset({"weight_shape"})),
-    "bitsandbytes": Method("bitsandbytes", ("llm_int8_skip_modules",)),
+    "bitsandbytes": Method("bitsandbytes", ("llm_int8_skip_modules",), frozenset(_BNB_STATES)),
     "fp8": Method("compressed_tensors"),
     "modelopt": Method("compressed_tensors", ("ignore", "exclude_modules")),
-    "mxfp4": Method("mx"),
+    "mxfp4": Method("mx", underscored=frozenset({"blocks", "scales"})),
+    "seed": Method("seed"),
 }
 
 

@@ -69,6 +69,11 @@ class Entry:
         found = getattr(torch, DTYPES[self.dtype][1], None)
         return found if isinstance(found, torch.dtype) else None
 
+    def at(self, index: int) -> Entry:
+        """What stands at ``index`` of the first axis (of whole bytes)."""
+        nbytes = self.nbytes // self.shape[0]
+        return Entry(self.dtype, self.shape[1:], self.start + index * nbytes, nbytes)
+
     def __str__(self) -> str:
         return f"{self.dtype} {list(self.shape)}"
 
@@ -95,14 +100,14 @@ class SafetensorsFile:
             )
         self.metadata, self.entries = read_header(self._data, str(self.path))
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor, copied out of the file.
+    def tensor(self, name: str, index: int | None = None) -> Tensor:
+        """A tensor, copied out of the file; with ``index``, ``tensor[index]`` alone.
 
         Raises:
             KeyError: no such tensor.
             WeightFormatError: torch has no such dtype, or the file has shrunk since it was opened.
         """
-        entry = self.entries[name]
+        entry = self.entries[name] if index is None else self.entries[name].at(index)
         dtype = entry.torch_dtype
         if dtype is None:
             raise WeightFormatError(
