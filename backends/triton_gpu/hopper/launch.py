@@ -156,7 +156,7 @@ def _wgmma(
     tiles = -(-call.m // block_m) * -(-call.n // 128)
     partial, counters = layout.scales, layout.scales
     if config.split_k > 1:
-        partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 2)
+        partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 4)
     grid = min(_processors(call.device) * config.per_processor, tiles * config.split_k)
     key = _key(call, config, bias, out)
     args = (

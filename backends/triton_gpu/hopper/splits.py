@@ -26,26 +26,37 @@ def from_flat(x, BM: gl.constexpr, mma: gl.constexpr):
 
 @gluon.jit
 def join_splits(acc, ws_ptr, count_ptr, slot, split, BM: gl.constexpr, SPLIT: gl.constexpr, mma: gl.constexpr):
-    """Leave ``acc`` in the workspace; the last to come sums all splits in order. Returns (sum, whether last)."""
+    """Sum over the splits of a tile, in their order, by whoever comes last. Returns (sum, whether last).
+
+    Each takes a number on arrival. All but the last leave their partial sums in the workspace and say so; the last
+    keeps its own in registers, waits for the others' word (they have arrived: it cannot be long) and adds up.
+    """
     SIZE: gl.constexpr = 64 * BM
     at = gl.arange(0, SIZE, gl.BlockedLayout([4], [32], [4], [0]))
     base = ws_ptr + slot.to(gl.int64) * (SPLIT * SIZE) + at
-    gl.store(base + split * SIZE, to_flat(acc, BM), cache_modifier=".cg")
-    barrier()
-    last = gl.atomic_add(count_ptr + slot, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    arrived_ptr = count_ptr + slot * 2
+    ready_ptr = arrived_ptr + 1
+    last = gl.atomic_add(arrived_ptr, 1, sem="relaxed", scope="gpu") == SPLIT - 1
     if last:
-        KEPT: gl.constexpr = SIZE <= 8192  # registers enough to add the own part without reading it back
-        if KEPT:
-            own = to_flat(acc, BM)
-            there = gl.load(base, mask=(at >= 0) & (split != 0), other=0.0, cache_modifier=".cg")
-            total = gl.where(split == 0, own, there)
+        while gl.atomic_add(ready_ptr, 0, sem="acquire", scope="gpu") < SPLIT - 1:
+            pass
+        barrier()
+        own = to_flat(acc, BM)
+        there = gl.load(base, mask=(at >= 0) & (split != 0), other=0.0, cache_modifier=".cg")
+        total = gl.where(split == 0, own, there)
+        if SPLIT * BM <= 128:  # all loads at once
             for i in gl.static_range(1, SPLIT):
                 there = gl.load(base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg")
                 total = total + gl.where(split == i, own, there)
-        else:
-            total = gl.load(base, cache_modifier=".cg")
-            for i in gl.static_range(1, SPLIT):
-                total = total + gl.load(base + i * SIZE, cache_modifier=".cg")
+        else:  # one after the other: registers for more would be spilled
+            for i in range(1, SPLIT):
+                there = gl.load(base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg")
+                total = total + gl.where(split == i, own, there)
         acc = from_flat(total, BM, mma)
-        gl.store(count_ptr + slot, 0)  # ready for the next launch
+        gl.store(arrived_ptr, 0)  # ready for the next launch
+        gl.store(ready_ptr, 0)
+    else:
+        gl.store(base + split * SIZE, to_flat(acc, BM), cache_modifier=".cg")
+        barrier()
+        gl.atomic_add(ready_ptr, 1, sem="release", scope="gpu")
     return acc, last
