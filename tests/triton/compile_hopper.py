@@ -72,6 +72,7 @@ COMPILATIONS = {
     "d-fp32-scales-80": Compilation(bf16(4, scale_dtype=FLOAT, zero_kind=FLOATING), target=80),
     "d-halves-int": Compilation(plain(4, group_size=32, zero_kind=INT, activation="silu")),
     "d-whole-K-16-warps": Compilation(plain(1, k=8192, group_size=8192), config=(("num_warps", 16),)),
+    "d-dependent": Compilation(plain(1), config=(("dependent", True),)),
     "d-32-columns": Compilation(plain(2, zero_kind=FLOATING), config=(("block_n", 32), ("num_warps", 4))),
     # decode, through shared memory
     "s-fp16": Compilation(plain(8), config=(("block_n", 64),), core=True),
@@ -80,6 +81,7 @@ COMPILATIONS = {
     "s-halves-fp32-scales": Compilation(
         bf16(9, group_size=32, scale_dtype=FLOAT, zero_kind=FLOATING, bias=HALF, activation="gelu_tanh"),
     ),
+    "s-dependent": Compilation(plain(8), config=(("dependent", True),)),
     # wgmma
     "w-16": Compilation(plain(17), W, config=(("block_m", 16),)),
     "w-64-bf16-int": Compilation(bf16(64, zero_kind=INT), W, config=(("block_m", 64),)),
