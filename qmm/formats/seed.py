@@ -26,6 +26,7 @@ from torch import Tensor
 from qmm.formats.packed import (
     check_config,
     check_factors,
+    check_shape,
     check_words,
     checked_keys,
     named,
@@ -33,8 +34,8 @@ from qmm.formats.packed import (
     required_setting,
 )
 from qmm.weight import QuantizedWeight, ZeroKind
-from qmm.weight.spec import WORD_BITS
-from qmm.weight.validate import require
+from qmm.weight.spec import WORD_BITS, words_for
+from qmm.weight.validate import require, whole_number
 
 KEY = "qw"
 SUFFIXES = frozenset({"qw", "scales", "qzeros"})
@@ -57,14 +58,15 @@ def from_checkpoint(
     with named(name):
         found = checked_keys(tensors, SUFFIXES - {"qzeros"}, {"qzeros"})
         config = check_config(config)
+        bits = whole_number(required_setting(config, "w_bit", "bits"), "w_bit", 1, 8)
+        qw, scales = check_words(found["qw"], "qw"), check_factors(found["scales"], "scales")
         zeros = found.get("qzeros")
-        return QuantizedWeight.from_seed(
-            check_words(found["qw"], "qw"),
-            check_factors(found["scales"], "scales"),
-            None if zeros is None else check_words(zeros, "qzeros"),
-            w_bit=required_setting(config, "w_bit", "bits"),
-            group_size=required_setting(config, "group_size"),
-        )
+        if zeros is not None:
+            zeros = check_words(zeros, "qzeros")
+            shape = (words_for(scales.shape[0], bits), qw.shape[1])
+            check_shape(zeros, "qzeros", shape, f"[G*w_bit/32, N] for G={scales.shape[0]} and w_bit={bits}")
+        group_size = required_setting(config, "group_size")
+        return QuantizedWeight.from_seed(qw, scales, zeros, w_bit=bits, group_size=group_size)
 
 
 def from_tensors(tensors: Mapping[str, Tensor], *, name: str = "", **config: Any) -> QuantizedWeight:

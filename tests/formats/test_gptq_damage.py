@@ -50,7 +50,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "qzeros unpacked": ({"qzeros": zeros_like(2, 32, dtype=HALF)}, {}, r"qzeros: dtype must be int32 .*float16"),
     "qzeros along G": ({"qzeros": zeros_like(4, 2)}, {}, r"qzeros: shape must be .* = \[2, 4\]; got \[4, 2\]"),
     "qzeros truncated": ({"qzeros": zeros_like(1, 4)}, {}, r"qzeros: shape must be .* = \[2, 4\]; got \[1, 4\]"),
-    "scales of other groups": ({"scales": zeros_like(4, 32, dtype=HALF)}, {}, r"scales: .*group_size=32 = .*; got \[4, 32\]"),
+    "scales of other groups": ({"scales": zeros_like(4, 32, dtype=HALF)}, {}, r"scales: .*group_size=32 .* got \[4"),
     "scales integer": ({"scales": zeros_like(2, 32)}, {}, r"scales: dtype must be one of float16.*int32"),
     "scales flat": ({"scales": zeros_like(64, dtype=HALF)}, {}, r"scales: must have 2 dimensions"),
     "g_idx too large": ({"g_idx": torch.full((64,), 2)}, {"desc_act": True}, r"g_idx: .*G=2.*2"),
