@@ -50,7 +50,9 @@ class Checkpoint(Mapping[str, QuantizedWeight], abc.ABC):
 
     @abc.abstractmethod
     def facts(self, name: str) -> LayerFacts:
-        """What a layer is, from the headers alone as far as its format allows.
+        """What a layer is, from the headers; of layers whose headers are equal one is read.
+
+        (Only the values can show that a GPTQ v1 layer has zero points of 2**b, which take the kind float.)
 
         Raises:
             KeyError: no such layer.

@@ -102,13 +102,16 @@ def open_index(path: Path) -> Found:
 def find_config(file: SafetensorsFile | None, folder: Path) -> tuple[dict[str, Any], str] | None:
     """The quantisation config, and the name of the file that it stands in; None where nothing has one.
 
-    Looked for in the metadata of ``file``, then in the folder's ``config.json``, ``quantize_config.json`` (GPTQ) and
-    ``hf_quant_config.json`` (ModelOpt).
+    That in the metadata of ``file`` is its own and counts alone. Otherwise the folder's ``config.json``,
+    ``quantize_config.json`` (GPTQ) and ``hf_quant_config.json`` (ModelOpt) are looked at.
 
     Raises:
         WeightFormatError: damaged, or two of them contradict each other.
     """
-    found = [f for f in (_from_metadata(file), _from_config(folder), *_from_writers(folder)) if f is not None]
+    own = _from_metadata(file)
+    if own is not None:
+        return own
+    found = [f for f in (_from_config(folder), *_from_writers(folder)) if f is not None]
     for (config, where), (other, there) in pairwise(found):
         for key in ("quant_method", "bits", "group_size", "desc_act", "checkpoint_format"):
             if key in config and key in other and config[key] != other[key]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from qmm.checkpoint.checkpoint import Checkpoint, LayerFacts
 from qmm.checkpoint.folder import Found
 from qmm.checkpoint.layers import Grouped, Parts, group
-from qmm.checkpoint.methods import METHODS, format_module, method_of
+from qmm.checkpoint.methods import METHODS, differs_by_layer, format_module, method_of
 from qmm.checkpoint.safetensors_read import Entry
 from qmm.errors import WeightFormatError
 from qmm.weight import QuantizedWeight, WeightSpec
@@ -43,6 +43,10 @@ class SafetensorsCheckpoint(Checkpoint):
             self.method = "unquantised"
             grouped = Grouped(plain={n: f"not quantised: {e}" for n, e in self._entries.items()})
         self._parts = grouped.layers
+        self._specs: dict[
+            object, WeightSpec
+        ] = {}  # layers of equal headers are equal: there are few kinds of them
+        self._by_name = differs_by_layer(config)
         reasons = grouped.plain | grouped.strays
         self.unused = {name: reasons[name] for name in self._entries if name in reasons} | found.unindexed
         self.plain = tuple(name for name in self._entries if name in grouped.plain)
@@ -61,17 +65,52 @@ class SafetensorsCheckpoint(Checkpoint):
     def __getitem__(self, name: str) -> QuantizedWeight:
         if name not in self._parts:
             raise self._missing(name)
-        return self._read(name, {suffix: self._tensor(name, suffix) for suffix in self._parts[name].names})
+        tensors = {suffix: self._tensor(name, suffix) for suffix in self._parts[name].names}
+        try:
+            return self._module.from_checkpoint(tensors, self.config, name=name)
+        except WeightFormatError as error:
+            text = str(error)
+            if name:  # some modules name it ("up.scales: ..."), some cannot
+                text = text.removeprefix(f"{name}: ").removeprefix(f"{name}.")
+            raise self._broken(name, text) from error
 
     def facts(self, name: str) -> LayerFacts:
         if name not in self._parts:
             raise self._missing(name)
-        try:
-            spec = self._spec_of_header(name)
-        except (ValueError, TypeError, RuntimeError):
-            # this format needs values to say what the layer is, or the layer is damaged: the layer itself tells
-            spec = self[name].spec
-        return LayerFacts(self.method, spec, self.nbytes(name))
+        kind, index = self._kind(name)
+        if kind not in self._specs:
+            self._specs[kind] = self[name].spec
+        return LayerFacts(self.method, self._with_index(name, self._specs[kind], index), self.nbytes(name))
+
+    def _kind(self, layer: str) -> tuple[str, Tensor | None]:
+        """What the facts of a layer follow from (dtypes, shapes, the values that describe it), and its group index.
+
+        A model has few kinds of layers. One layer of each is read (torch's tensors without memory would do as well,
+        but importing what they need takes longer than reading a layer).
+        """
+        kind: list[object] = [layer if self._by_name else None]
+        index = None
+        for suffix in self._parts[layer].names:
+            entry = self._entry(layer, suffix)
+            kind.append((suffix, entry.dtype, entry.shape))
+            if suffix in METHODS[self.method].described_by:
+                kind.append(self._tensor(layer, suffix).tolist())
+            elif suffix in _GROUP_INDEX:
+                index = self._tensor(layer, suffix)
+        return repr(kind), index
+
+    def _with_index(self, layer: str, spec: WeightSpec, index: Tensor | None) -> WeightSpec:
+        """A layer's own group index: checked, and whether it reorders."""
+        if index is None:
+            return spec
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= spec.groups:
+            got = low if low < 0 else high
+            raise self._broken(
+                layer, f"g_idx: must be in [0, G) with G={spec.groups} rows of scales; got {got}"
+            )
+        plain = torch.arange(spec.in_features) // spec.group_size
+        return replace(spec, act_order=not torch.equal(index.to(plain.dtype), plain))
 
     def _entry(self, layer: str, suffix: str) -> Entry:
         parts = self._parts[layer]
@@ -83,34 +122,6 @@ class SafetensorsCheckpoint(Checkpoint):
         name = parts.names[suffix]
         return self._files[name].tensor(name, parts.expert)
 
-    def _read(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        try:
-            return self._module.from_checkpoint(tensors, self.config, name=layer)
-        except WeightFormatError as error:
-            file = self._files[next(iter(self._parts[layer].names.values()))].path
-            text = str(error)
-            if layer:  # some modules name it ("up.scales: ..."), some cannot
-                text = text.removeprefix(f"{layer}: ").removeprefix(f"{layer}.")
-            raise WeightFormatError(f"{file}: layer {layer!r}: {text}") from error
-
-    def _spec_of_header(self, layer: str) -> WeightSpec:
-        """The facts, from tensors without memory in the place of the large ones."""
-        tensors: dict[str, Tensor] = {}
-        index: Tensor | None = None
-        for suffix in self._parts[layer].names:
-            entry = self._entry(layer, suffix)
-            if (
-                suffix in METHODS[self.method].described_by or entry.torch_dtype is None
-            ):  # read: says what is wrong
-                tensors[suffix] = self._tensor(layer, suffix)
-                continue
-            if suffix in _GROUP_INDEX:
-                index = self._tensor(layer, suffix)
-            tensors[suffix] = torch.empty(entry.shape, dtype=entry.torch_dtype, device="meta")
-        spec = self._read(layer, tensors).spec
-        if index is None:
-            return spec
-        if int(index.min()) < 0 or int(index.max()) >= spec.groups:
-            raise WeightFormatError("g_idx: out of range")
-        plain = torch.arange(spec.in_features) // spec.group_size
-        return replace(spec, act_order=not torch.equal(index.to(plain.dtype), plain))
+    def _broken(self, layer: str, text: str) -> WeightFormatError:
+        file = self._files[next(iter(self._parts[layer].names.values()))].path
+        return WeightFormatError(f"{file}: layer {layer!r}: {text}")

@@ -96,6 +96,16 @@ def format_module(method: str) -> FormatModule:
     return cast(FormatModule, importlib.import_module(f"qmm.formats.{METHODS[method].module}"))
 
 
+def differs_by_layer(config: Mapping[str, Any]) -> bool:
+    """Whether a config gives layers settings by their names (GPTQModel, compressed-tensors, HQQ)."""
+    groups, tags = config.get("config_groups"), config.get("quant_config")
+    return (
+        bool(config.get("dynamic"))
+        or (isinstance(groups, Mapping) and len(groups) > 1)
+        or (isinstance(tags, Mapping) and "weight_quant_params" not in tags)
+    )
+
+
 def left_alone(config: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
     """``(key, pattern)`` of every entry of the config's lists of layers that were not quantised."""
     found = []
@@ -115,8 +125,10 @@ def matches(pattern: str, layer: str) -> bool:
     """
     if not pattern.startswith("re:") and "*" not in pattern:
         return f".{pattern}." in f".{layer}."
-    text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
-    parts = text.replace(".*", "*").replace("\\.", ".").split("*")
+    parts = pattern.split("*")
+    if pattern.startswith("re:"):
+        text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
+        parts = text.replace(".*", "*").replace("\\.", ".").split("*")
     if any(c in part for part in parts for c in "\\()[]{}|?+^$"):
         return False
     if len(parts) == 1:
