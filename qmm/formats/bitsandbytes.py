@@ -181,6 +181,8 @@ def _absmax(layer: Layer, state_name: str, state: Mapping[str, Any], blocks: int
     is_number = isinstance(offset, int | float) and not isinstance(offset, bool)
     layer.require(is_number, state_name, "nested_offset must be a number", repr(offset))
     assert isinstance(offset, int | float)
+    if stored.is_meta:
+        return torch.empty(blocks, device="meta")
     value = table[stored.long()] * second.repeat_interleave(size)[:blocks]
     return value + torch.tensor(offset, dtype=torch.float32, device=value.device)
 

@@ -90,7 +90,7 @@ def from_tensors(tensors: Mapping[str, Tensor], **options: Any) -> QuantizedWeig
         tensors: by suffix.
         options: a whole ``quantization_config``, or ``format`` and, where the format needs them, ``bits``, ``type``,
             ``symmetric`` (None: by whether there are zero points), ``strategy``, ``group_size`` (-1: a channel),
-            ``block_structure``, ``actorder``, ``version``, ``packing`` (``"dense"`` or ``"padded"``), ``modelopt``.
+            ``block_structure``, ``actorder``, ``version``, ``packing`` (``"dense"`` or ``"legacy"``), ``modelopt``.
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
@@ -127,7 +127,7 @@ def to_tensors(
         format: a name from the table; None takes what the weight is (integers: pack-quantized).
         strategy: ``"tensor"``, ``"channel"``, ``"group"`` or ``"block"`` (integers and fp8); None: channel or group.
         block: ``(N, K)`` of a block (fp8).
-        packing: ``"dense"`` (0.18.0 and later) or ``"padded"`` (pack-quantized).
+        packing: ``"dense"`` (0.18.0 and later) or ``"legacy"`` (pack-quantized).
         modelopt: ModelOpt's names and global scale (fp8, mxfp4, nvfp4).
         scale_name: ``"weight_scale_inv"`` for transformers' fp8.
         scale_dtype: ``torch.uint8`` writes fp8's e8m0 scales as bytes.

@@ -29,6 +29,8 @@ Source: compressed_tensors.compressors (pack_quantized, naive_quantized) 0.10.2,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -91,10 +93,9 @@ def _packed_codes(layer: Layer, scheme: Scheme) -> tuple[Tensor, tuple[int, int]
     if packing == "dense":
         qweight = turned(words)
     else:
-        step, columns = max(1, _CHUNK_CODES // k), []
-        for part in words.split(step):
-            columns.append(bitstream.pack(_padded_codes(layer, "weight_packed", part, bits, k), bits))
-        qweight = torch.cat(columns, 1)
+        qweight = _in_pieces(
+            words, k, bits, lambda part: _padded_codes(layer, "weight_packed", part, bits, k)
+        )
     if has_values(qweight):
         ok = bitstream.padding_is_zero(qweight, bits, k)
         layer.require(
@@ -104,11 +105,11 @@ def _packed_codes(layer: Layer, scheme: Scheme) -> tuple[Tensor, tuple[int, int]
 
 
 def _packing(layer: Layer, scheme: Scheme, words: Tensor, k: int) -> str:
-    """``"dense"`` or ``"padded"``, by width, then by what the caller or the config's version says."""
+    """``"dense"`` or ``"legacy"``, by width, then by what the caller or the config's version says."""
     bits = scheme.bits
-    widths = {p: width(k, bits, p) for p in ("dense", "padded")}
+    widths = {p: width(k, bits, p) for p in ("dense", "legacy")}
     fitting = [p for p, w in widths.items() if w == words.shape[1]]
-    rule = f"must have {widths['dense']} words a row (dense) or {widths['padded']} (padded) for K={k}, bits={bits}"
+    rule = f"must have {widths['dense']} words a row (dense) or {widths['legacy']} (padded) for K={k}, bits={bits}"
     layer.require(bool(fitting), "weight_packed", rule, words.shape[1])
     if scheme.packing is not None and scheme.packing not in fitting:
         layer.require(False, "weight_packed", f"must have {widths[scheme.packing]} words a row to be "
@@ -117,9 +118,9 @@ def _packing(layer: Layer, scheme: Scheme, words: Tensor, k: int) -> str:
         return scheme.packing or fitting[0]
     per_word = WORD_BITS // bits
     if WORD_BITS % bits == 0 or k <= per_word:  # one and the same; what remains is what the zero points do
-        return "padded" if scheme.dense_version is False else "dense"
+        return "legacy" if scheme.dense_version is False else "dense"
     if scheme.dense_version is not None:
-        return "dense" if scheme.dense_version else "padded"
+        return "dense" if scheme.dense_version else "legacy"
     if has_values(words) and bool((words >> per_word * bits).any()):
         return "dense"  # padded words leave these bits 0
     raise WeightFormatError(
@@ -130,6 +131,8 @@ def _packing(layer: Layer, scheme: Scheme, words: Tensor, k: int) -> str:
 
 def _padded_codes(layer: Layer, suffix: str, words: Tensor, bits: int, count: int) -> Tensor:
     """Codes uint8 ``[count, R]`` of padded words ``[R, W]``."""
+    if words.is_meta:
+        return torch.empty(count, len(words), dtype=torch.uint8, device="meta")
     per_word = WORD_BITS // bits
     shifts = torch.arange(per_word, dtype=torch.int32, device=words.device) * bits
     codes = (words[..., None] >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(1)
@@ -152,8 +155,16 @@ def _byte_codes(layer: Layer, bits: int) -> tuple[Tensor, tuple[int, int]]:
     rows = weight.contiguous().view(torch.uint8)
     if bits == 8:  # plus 128 flips the top bit
         return words_from_rows(rows, lambda part: part ^ 128), (n, k)
-    parts = [bitstream.pack((part + half).t(), bits) for part in weight.split(max(1, _CHUNK_CODES // k))]
-    return torch.cat(parts, 1), (n, k)
+    return _in_pieces(weight, k, bits, lambda part: part.t() if part.is_meta else (part + half).t()), (n, k)
+
+
+def _in_pieces(rows: Tensor, k: int, bits: int, codes: Callable[[Tensor], Tensor]) -> Tensor:
+    """``qweight`` of N rows; ``codes`` gives those of some rows, integers ``[K, n]``."""
+    qweight = torch.empty(words_for(k, bits), len(rows), dtype=torch.int32, device=rows.device)
+    step = max(1, _CHUNK_CODES // k)
+    for start in range(0, len(rows), step):
+        qweight[:, start : start + step] = bitstream.pack(codes(rows[start : start + step]), bits)
+    return qweight
 
 
 def _zeros(
@@ -178,15 +189,7 @@ def _zeros(
         layer.require(stored.shape == scales.shape, suffix, "must have the shape of weight_scale unless packed",
                       f"{list(stored.shape)} beside {list(scales.shape)}")  # fmt: skip
         values, _ = group_values(layer, suffix, stored, scheme, shape)
-        values = values.float() + half
-        if has_values(values):
-            whole = bool((values == values.round()).all())
-            layer.require(whole, suffix, "must be whole numbers", "fractions or NaN")
-            low, high = (int(v) - half for v in torch.aminmax(values))
-            layer.require(
-                -half <= low and high < half, suffix, f"must be in [{-half}, {half - 1}]", [low, high]
-            )
-        codes = values.to(torch.uint8)
+        codes = _without_sign(layer, suffix, values, half)
     if scheme.symmetric:
         if has_values(codes):
             same = bool((codes == half).all())
@@ -195,9 +198,21 @@ def _zeros(
     return bitstream.pack(codes, bits)
 
 
+def _without_sign(layer: Layer, suffix: str, values: Tensor, half: int) -> Tensor:
+    """Whole numbers of any dtype in ``[-half, half)`` as uint8, plus half."""
+    if values.is_meta:
+        return torch.empty(values.shape, dtype=torch.uint8, device="meta")
+    values = values.float()
+    whole = bool((values.isfinite() & (values == values.round())).all())
+    layer.require(whole, suffix, "must be whole numbers", "fractions, infinity or NaN")
+    low, high = (int(v) for v in torch.aminmax(values))
+    layer.require(-half <= low and high < half, suffix, f"must be in [{-half}, {half - 1}]", [low, high])
+    return (values + half).to(torch.uint8)
+
+
 def _unpack_rows(layer: Layer, suffix: str, words: Tensor, bits: int, count: int, packing: str) -> Tensor:
     """Codes uint8 ``[count, R]`` of rows of words ``[R, W]``."""
-    if packing == "padded":
+    if packing == "legacy":
         return _padded_codes(layer, suffix, words, bits, count)
     stream = turned(words)
     if has_values(stream):
@@ -232,13 +247,13 @@ def write(
     Args:
         w: of integer codes, with no or integer zero points.
         packed: pack-quantized rather than int-quantized.
-        packing: ``"dense"`` or ``"padded"``.
+        packing: ``"dense"`` or ``"legacy"``.
         strategy: None means channel or group.
 
     Raises:
         WeightFormatError: the format cannot hold this weight; says which field and why.
     """
-    require(packing in ("dense", "padded"), "packing", "must be 'dense' or 'padded'", repr(packing))
+    require(packing in ("dense", "legacy"), "packing", "must be 'dense' or 'legacy'", repr(packing))
     require(w.codebook is None, "codebook", "must be absent for integer formats", "a codebook")
     ok = w.zero_kind in (ZeroKind.NONE, ZeroKind.INT)
     require(ok, "zeros", "must be integers for compressed-tensors", f"zero kind {w.zero_kind}")

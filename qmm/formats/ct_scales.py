@@ -86,9 +86,9 @@ def file_values(
     if strategy not in ("tensor", "block"):
         return turned(values)
     width = n if strategy == "tensor" or block is None else block[0]
-    first = (values.view(torch.uint8) if values.element_size() == 1 else values)[:, ::width].contiguous()
-    same = _repeated(first, width)[:, :n]
     whole = values.view(torch.uint8) if values.element_size() == 1 else values
+    first = whole[:, torch.arange(0, n, width, device=whole.device)]  # a copy with plain strides
+    same = _repeated(first, width)[:, :n]
     # by bytes, so that NaN equals itself and -0 is not 0
     if not torch.equal(same.contiguous().view(torch.uint8), whole.contiguous().view(torch.uint8)):
         raise WeightFormatError(

@@ -58,7 +58,7 @@ class Scheme:
         group_size: rows of K that share a scale (strategies group and tensor_group).
         block: ``(N, K)`` of a block (strategy block).
         act_order: whether ``weight_g_idx`` has to be there.
-        packing: ``"dense"`` or ``"padded"`` where the caller says so.
+        packing: ``"dense"`` or ``"legacy"`` where the caller says so.
         dense_version: whether the config's version packs densely; None where it names none.
         modelopt: tensors named and multiplied as ModelOpt does.
         e8m0_scales: whether scales of dtype uint8 are exponents.
@@ -143,24 +143,24 @@ def _names(target: str, name: str) -> bool:
         return target == name
     pattern = target[3:].removeprefix("^")
     pattern = pattern[:-1] if pattern.endswith("$") else pattern + ".*"
-    return any(g == name if "*" not in g else matches(g, name) for g in _globs(pattern, target))
+    return any(matches(f"re:{one}", name) for one in _alternatives(pattern, target))
 
 
-def _globs(pattern: str, target: str) -> list[str]:
-    """A regular expression of text, ``.*`` and ``(a|b)`` as globs. A file's others are not run: some take years."""
-    open_ = [pattern.replace(".*", "*").replace("\\.", ".")]
-    globs: list[str] = []
-    while open_ and len(open_) + len(globs) <= _MAX_ALTERNATIVES:
-        glob = open_.pop()
-        found = _ALTERNATIVES.search(glob)
+def _alternatives(pattern: str, target: str) -> list[str]:
+    """A regular expression of text, ``.*`` and ``(a|b)``, the last written out. Others are not run: some take years."""
+    open_ = [pattern]
+    done: list[str] = []
+    while open_ and len(open_) + len(done) <= _MAX_ALTERNATIVES:
+        one = open_.pop()
+        found = _ALTERNATIVES.search(one)
         if found is None:
-            globs.append(glob)
+            done.append(one)
         else:
-            open_ += [glob[: found.start()] + text + glob[found.end() :] for text in found[1].split("|")]
-    if open_ or any(c in glob for glob in globs for c in "\\()[]{}|?+^$"):
+            open_ += [one[: found.start()] + text + one[found.end() :] for text in found[1].split("|")]
+    if open_ or any(c in one.replace(".*", "").replace("\\.", "") for one in done for c in "\\()[]{}|?*+^$"):
         rule = "a regular expression must consist of text, .* and (a|b)"
         raise WeightFormatError(f"targets: {rule}; got {target[:200]!r}")
-    return globs
+    return done
 
 
 def _compressed_tensors(weights: Mapping[str, Any], given: Any, config: Mapping[str, Any]) -> Scheme:
@@ -178,7 +178,7 @@ def _compressed_tensors(weights: Mapping[str, Any], given: Any, config: Mapping[
     require(format in (INT_PACKED, INT) or bits == width, "num_bits", f"must be {width} for {given}", bits)
     strategy, group_size = _strategy(weights, format)
     actorder, packing = weights.get("actorder"), weights.get("packing")
-    require(packing in (None, "dense", "padded"), "packing", "must be 'dense' or 'padded'", repr(packing))
+    require(packing in (None, "dense", "legacy"), "packing", "must be 'dense' or 'legacy'", repr(packing))
     symmetric = weights.get("symmetric")
     require(symmetric in (None, True, False), "symmetric", "must be true or false", repr(symmetric))
     require(

@@ -22,14 +22,15 @@ def words_from_rows(rows: Tensor, change: Callable[[Tensor], Tensor] | None = No
 
     Args:
         rows: a row's codes, dense, little-endian.
-        change: applied to some rows at a time, uint8 ``[n, B] -> [n, B']``, with temporaries of a few megabytes.
+        change: applied to some rows at a time, uint8 ``[n, B] -> [n, B]``, with temporaries of a few megabytes.
     """
     n, width = rows.shape
     step = max(1, _CHUNK_BYTES // max(1, width))
     out: Tensor | None = None
     for start in range(0, max(n, 1), step):
         part = rows[start : start + step]
-        part = part if change is None else change(part)
+        # on the meta device torch loads a thousand modules for the first arithmetic, and there is nothing to change
+        part = part if change is None or rows.is_meta else change(part)
         short = -part.shape[1] % 4
         part = torch.nn.functional.pad(part, (0, short)) if short else part.contiguous()
         # flat first: a size of 1 may have any stride in a contiguous tensor, which a view of another size refuses
@@ -48,7 +49,7 @@ def rows_from_words(words: Tensor, nbytes: int) -> Tensor:
 
 
 def turned(t: Tensor) -> Tensor:
-    """``[R, C] -> [C, R]``, contiguous, of any dtype (torch cannot copy every 8-bit float with strides)."""
+    """``[R, C] -> [C, R]``: a contiguous copy, of any dtype (torch cannot copy every 8-bit float with strides)."""
     if t.is_floating_point() and t.element_size() == 1:
-        return t.contiguous().view(torch.uint8).t().contiguous().view(t.dtype)
-    return t.t().contiguous()
+        return turned(t.contiguous().view(torch.uint8)).view(t.dtype)
+    return t.t().clone(memory_format=torch.contiguous_format)

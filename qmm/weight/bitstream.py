@@ -20,6 +20,8 @@ from qmm.weight.spec import WORD_BITS, words_for
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Integer codes ``[R, N]`` in ``[0, 2**bits)`` as int32 words ``[ceil(R*bits/32), N]``; trailing bits are 0."""
     rows, columns = codes.shape
+    if codes.is_meta:  # torch loads a thousand modules for the first arithmetic there
+        return torch.empty(words_for(rows, bits), columns, dtype=torch.int32, device="meta")
     blocks = -(-rows // WORD_BITS)
     padded = torch.zeros(blocks * WORD_BITS, columns, dtype=torch.int32, device=codes.device)
     padded[:rows] = codes
@@ -38,6 +40,8 @@ def unpack(words: Tensor, bits: int, rows: int) -> Tensor:
     """The first ``rows`` codes of int32 words ``[W, N]`` as uint8 ``[rows, N]``."""
     mask = (1 << bits) - 1
     columns = words.shape[1]
+    if words.is_meta:  # as in pack
+        return torch.empty(rows, columns, dtype=torch.uint8, device="meta")
     if WORD_BITS % bits == 0:
         per_word = WORD_BITS // bits
         shifts = torch.arange(per_word, dtype=torch.int32, device=words.device) * bits
