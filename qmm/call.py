@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from qmm.backend import ACTIVATIONS, DETERMINISTIC
 from qmm.strides import may_overlap, merges_to_rows, overlaps_itself
+from qmm.weight.facts import has_values
 from qmm.weight.spec import WeightSpec, dtype_name
 
 if TYPE_CHECKING:
@@ -119,6 +121,11 @@ def make_call(
             "qmm.matmul has no gradient yet, and a or bias requires one: "
             "call it under torch.no_grad(), or pass a.detach()"
         )
+    if _has_tangent(a) or (bias is not None and _has_tangent(bias)):
+        raise NotImplementedError(
+            "qmm.matmul has no forward-mode gradient yet, and a or bias carries a tangent: "
+            "pass torch.autograd.forward_ad.unpack_dual(a).primal"
+        )
     shape = tuple(a.shape)
     if out is not None:
         _check_out(out, a, w, bias, (*shape[:-1], spec.out_features))
@@ -132,7 +139,7 @@ def make_call(
         a_shape=shape,
         a_strides=tuple(a.stride()),
         a_dtype=a.dtype,
-        a_aligned=a.device.type != "meta" and a.data_ptr() % 16 == 0,
+        a_aligned=has_values(a) and _address(a) % 16 == 0,
         device=a.device,
         weight=spec,
         fits_float16=w.fits_float16,
@@ -145,6 +152,25 @@ def make_call(
             a.device.type == "cuda" and not w.is_prepared and torch.cuda.is_current_stream_capturing()
         ),
     )
+
+
+def _address(a: Tensor) -> int:
+    try:
+        return a.data_ptr()
+    except RuntimeError as error:  # the wrapper of a transform has no memory of its own
+        raise NotImplementedError(
+            "a: must be a tensor with memory (torch.func transforms, such as vmap and jvp, are not supported yet); "
+            f"got one without: {error}"
+        ) from error
+
+
+def in_forward_mode() -> bool:
+    """Whether forward-mode differentiation is going on, so that tensors may carry a tangent."""
+    return getattr(forward_ad, "_current_level", 0) >= 0  # cheaper than a look at the tensors; -1 is no level
+
+
+def _has_tangent(t: Tensor) -> bool:
+    return in_forward_mode() and forward_ad.unpack_dual(t).tangent is not None
 
 
 def _check_types(a: object, w: object, bias: object, out: object) -> None:
@@ -190,7 +216,7 @@ def _check_out(
         raise ValueError("out: must be plain memory; got a lazily negated view (call .resolve_neg() on it)")
     if torch.is_grad_enabled() and out.requires_grad:
         raise ValueError("out: must not require a gradient; got a tensor with requires_grad=True")
-    if out.device.type == "meta":
+    if not has_values(out):
         return
     if overlaps_itself(out):
         raise ValueError(f"out: elements must not share memory; got strides {tuple(out.stride())}")

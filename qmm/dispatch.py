@@ -78,12 +78,17 @@ def select(call: MatmulCall, backend: str = AUTO, kernel: str | None = None) -> 
     raise unsupported(call, name, source, kernel)
 
 
+def check_kernel(kernel: object) -> None:
+    """The type alone; whether there is such a kernel depends on the backend."""
+    if not (kernel is None or isinstance(kernel, str)):
+        raise TypeError(f"kernel: must be None or a str; got {type(kernel).__name__}")
+
+
 def _candidates(name: str, source: str, kernel: str | None) -> list[tuple[Backend, Kernel]]:
     order = [(b, k) for b, k in auto_order() if name in (AUTO, b.name)]
+    check_kernel(kernel)
     if kernel is None:
         return order
-    if not isinstance(kernel, str):
-        raise TypeError(f"kernel: must be None or a str; got {type(kernel).__name__}")
     chosen = [(b, k) for b, k in order if kernel in (k.name, f"{b.name}.{k.name}")]
     if not chosen:
         known = ", ".join(f"{b.name}.{k.name}" for b, k in order) or f"none ({source} names {name!r})"

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qmm.call import MatmulCall, make_call
-from qmm.dispatch import Choice, select, warn_if_slow
+from qmm.call import MatmulCall, in_forward_mode, make_call
+from qmm.dispatch import Choice, check_kernel, select, warn_if_slow
 from qmm.registry import AUTO, wanted_backend
 from qmm.strides import as_rows
 from qmm.weight import QuantizedWeight
@@ -61,7 +61,7 @@ def matmul(
     if key is not None and (seen := w._plans.get(key)) is not None:
         call, choice, shape = seen
         result = a.new_empty(shape)
-        if len(shape) == 2 and bias is None:
+        if len(shape) == 2 and bias is None and not a.requires_grad:
             choice.backend.run(call, choice.kernel, choice.config, a, w, None, result)
         else:
             execute(choice, call, a, w, bias, result)
@@ -76,10 +76,7 @@ def matmul(
         return result
     execute(choice, call, a, w, bias, result)
     if key is not None and not call.unprepared_in_capture:
-        # as it is now: the call may have prepared the weight
-        w._plans[_seen_key(a, w, bias, activation, out, backend, kernel, deterministic)] = (
-            call, choice, call.out_shape,
-        )  # fmt: skip
+        w._plans[key] = (call, choice, call.out_shape)
     return result
 
 
@@ -103,31 +100,41 @@ def _seen_key(
         or out is not None
         or deterministic is not True
         or a.layout is not torch.strided
+        or a.is_nested
         or a.is_neg()
         or a.numel() == 0
+        or in_forward_mode()
     ):
         return None
     grad = torch.is_grad_enabled() and a.requires_grad
     facts: Any = None
     if bias is not None:
-        if type(bias) is not Tensor or bias.layout is not torch.strided:
+        if type(bias) is not Tensor or bias.layout is not torch.strided or bias.is_nested:
             return None
         facts = (bias.shape, bias.stride(), bias.dtype, bias.device)
         grad = grad or (torch.is_grad_enabled() and bias.requires_grad)
     held = w._store.held
     if grad or not (activation is None or isinstance(activation, str)):
         return None
+    if not (kernel is None or isinstance(kernel, str)):
+        return None
     if not held.prepared and a.is_cuda and torch.cuda.is_current_stream_capturing():
         return None
+    try:
+        offset = a.data_ptr() & 15
+    except RuntimeError:  # a wrapper of a transform: make_call refuses it
+        return None
+    released_to = next(iter(held.prepared)) if held.canonical is None else None
     return (
-        a.shape, a.stride(), a.dtype, a.device, a.data_ptr() & 15, facts, activation,
-        wanted_backend(backend), kernel, id(held),
+        a.shape, a.stride(), a.dtype, a.device, offset, facts, activation,
+        wanted_backend(backend), kernel, released_to, w.fits_float16,
     )  # fmt: skip
 
 
 def _plan(call: MatmulCall, w: QuantizedWeight, backend: str, kernel: str | None) -> Choice:
     """The choice for these facts, remembered on the weight."""
     name, source = wanted_backend(backend)
+    check_kernel(kernel)
     key = (call, name, source, kernel)
     plans: dict[Any, Choice] = w._plans
     choice = plans.get(key)

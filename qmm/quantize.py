@@ -192,7 +192,7 @@ def _search(w: Tensor, low: Tensor, ideal: Tensor, fit: _Fit, plan: _Plan) -> _F
             torch.where(better, found.zero, best.zero),
             torch.where(better[..., None], found.codes, best.codes),
         )
-        least = torch.minimum(new, least)
+        least = torch.where(better, new, least)  # no minimum: a scale past its dtype has error NaN
 
     for factor in _FACTORS:
         scale = _stored(ideal * factor, plan.scale_dtype)

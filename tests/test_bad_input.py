@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import qmm
 from qmm import QuantizedWeight, UnsupportedError, WeightFormatError
@@ -98,6 +99,19 @@ def shared_with_scales() -> Tensor:
 def shared_with_bias() -> Tensor:
     bias = torch.zeros(N, dtype=HALF)
     return matmul(activations(1, K), bias=bias, out=bias.view(1, N))
+
+
+def dual(bias: bool = False) -> Tensor:
+    w, t = weight(), torch.zeros(N) if bias else activations()
+    call = (lambda t: matmul(w=w, bias=t)) if bias else (lambda t: matmul(t, w))
+    call(t)  # what has been seen is checked less
+    with torch.no_grad(), forward_ad.dual_level():
+        return call(forward_ad.make_dual(t, torch.ones_like(t)))
+
+
+def transformed(transform: Callable[[Callable[[Tensor], Tensor]], Any]) -> Any:
+    w = weight()  # outside of the transform
+    return transform(lambda a: matmul(a, w))
 
 
 def grad(t: Tensor) -> Tensor:
@@ -256,6 +270,22 @@ TABLE: dict[str, Bad] = {
     "from_codes: zeros past the top": Bad(
         lambda: codes(zeros=torch.full((G, N), 16)), W, ("zeros", "[0, 15]", "got 16")
     ),
+    "from_codes: one row of zeros": Bad(
+        lambda: codes(zeros=torch.full((1, N), 8)), W, ("zeros", "[G, N] = [2, 8]", "got [1, 8]")
+    ),
+    "from_codes: too many rows of zeros": Bad(
+        lambda: codes(zeros=torch.zeros(3, N, dtype=torch.uint8)),
+        W,
+        ("zeros", "[G, N] = [2, 8]", "got [3, 8]"),
+    ),
+    "from_codes: zeros of one column": Bad(
+        lambda: codes(zeros=torch.full((G, 1), 8)), W, ("zeros", "[G, N] = [2, 8]", "got [2, 1]")
+    ),
+    "from_codes: zeros without scales": Bad(
+        lambda: codes(scales=[1.0], zeros=torch.full((G, N), 8)),
+        W,
+        ("scales", "must be a torch.Tensor", "list"),
+    ),
     "from_codes: zeros list": Bad(lambda: codes(zeros=[8]), W, ("zeros", "must be a torch.Tensor", "list")),
     "from_codes: integer zeros of kind float": Bad(
         lambda: codes(zeros=torch.zeros(G, N, dtype=torch.uint8), zero_kind="float"),
@@ -403,6 +433,29 @@ TABLE: dict[str, Bad] = {
     "bias: wants a gradient": Bad(
         lambda: matmul(bias=grad(torch.zeros(N))), NotImplementedError, ("no gradient", "bias")
     ),
+    "matmul: forward-mode a": Bad(dual, NotImplementedError, ("forward-mode", "tangent", "primal")),
+    "matmul: a nested": Bad(
+        lambda: matmul(torch.nested.nested_tensor([torch.zeros(2, K), torch.zeros(1, K)])),
+        T,
+        ("a", "dense strided", "nested"),
+    ),
+    "matmul: bias nested": Bad(
+        lambda: matmul(bias=torch.nested.nested_tensor([torch.zeros(2), torch.zeros(1)])),
+        T,
+        ("bias", "dense strided", "nested"),
+    ),
+    "matmul: kernel list": Bad(lambda: matmul(kernel=["tiled"]), T, ("kernel", "None or a str", "got list")),
+    "matmul: vmap": Bad(
+        lambda: transformed(lambda f: torch.vmap(f)(activations(2, 3, K))),
+        NotImplementedError,
+        ("a", "tensor with memory", "torch.func transforms"),
+    ),
+    "matmul: torch.func.jvp": Bad(
+        lambda: transformed(lambda f: torch.func.jvp(f, (activations(),), (activations(),))),
+        NotImplementedError,
+        ("forward-mode", "tangent", "primal"),
+    ),
+    "matmul: forward-mode bias": Bad(lambda: dual(bias=True), NotImplementedError, ("forward-mode", "bias")),
     "activation: unknown": Bad(
         lambda: matmul(activation="tanh"), V, ("activation", "relu, gelu, gelu_tanh, silu", "'tanh'")
     ),
@@ -459,6 +512,12 @@ TABLE: dict[str, Bad] = {
     "prepare: tensor": Bad(lambda: qmm.prepare(torch.zeros(1)), T, ("w:", "qmm.QuantizedWeight", "Tensor")),  # type: ignore[arg-type]
     "prepare: backend": Bad(lambda: qmm.prepare(weight(), "x"), V, ("backend=", "'x'")),
     "cat: nothing": Bad(lambda: QuantizedWeight.cat([]), W, ("weights", "at least one weight", "empty")),
+    "cat: one weight": Bad(
+        lambda: QuantizedWeight.cat(weight()), T, ("weights", "list or tuple", "got QuantizedWeight")
+    ),
+    "cat: generator": Bad(
+        lambda: QuantizedWeight.cat(w for w in [weight()]), T, ("weights", "list or tuple", "got generator")
+    ),
     "cat: tensors": Bad(
         lambda: QuantizedWeight.cat([torch.zeros(1)]), T, ("weights[0]", "QuantizedWeight", "Tensor")
     ),  # type: ignore[list-item]

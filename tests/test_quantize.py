@@ -375,6 +375,20 @@ def test_mse_is_near_the_optimum(bits: int, size: int, symmetric: bool) -> None:
     assert found.sum() < 0.95 * minmax.sum()
 
 
+@pytest.mark.parametrize("symmetric", [True, False], ids=["sym", "asym"])
+def test_mse_goes_on_where_larger_scales_leave_float16(symmetric: bool) -> None:
+    """The first factors give Inf where minmax's scale is near float16's largest number; the others still count."""
+    weight = normal(16, 64, seed=3)
+    steps = 7.5 if symmetric else 15.0
+    low, high = weight.amin(1, keepdim=True), weight.amax(1, keepdim=True)
+    span = torch.maximum(-low, high) if symmetric else high - low
+    weight = weight / span * steps * 60000
+    half = qmm.quantize(weight, group_size=64, symmetric=symmetric, method="mse")
+    full = qmm.quantize(weight, group_size=64, symmetric=symmetric, method="mse", scale_dtype=torch.float32)
+    small, large = (((w.dequantize().t() - weight) / 60000).square().sum(1) for w in (full, half))
+    assert bool((large <= small * 1.05).all())
+
+
 def test_minmax_scale_is_the_smallest_that_clips_nothing() -> None:
     weight = normal(200, 8, seed=9)
     w = qmm.quantize(weight, bits=3, group_size=-1, scale_dtype=torch.float32)

@@ -325,6 +325,14 @@ class ConformanceSuite(DeviceSuite):
             assert torch.equal(run(target, a, x.w), expected)
         assert torch.equal(run(target, a.detach(), x.w), expected)
 
+    @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=["fp16", "fp32"])
+    def test_autocast_changes_nothing(self, target: Target, dtype: torch.dtype) -> None:
+        """Under autocast, which would round a library's products to 16 bits, the same bits."""
+        x = small(Case(m=3, k=96, n=24, dtype=dtype), target)
+        expected = run(target, x.a, x.w)
+        with torch.autocast(target.device, dtype=BF16):
+            assert torch.equal(run(target, x.a, x.w), expected)
+
     def test_state_of_earlier_calls(self, target: Target) -> None:
         """A short call, a long one and the short one again: nothing stays behind."""
         x = small(Case(m=65, n=9, k=48, act_order=True, group_size=16), target)
@@ -339,6 +347,22 @@ class ConformanceSuite(DeviceSuite):
         original = x.w.clone()
         assert torch.equal(run(target, x.a, x.w.copy_(y.w)), other)
         assert torch.equal(run(target, x.a, x.w.copy_(original)), before)
+
+    def test_updates_past_float16_are_seen(self, target: Target) -> None:
+        """A call seen before, then ``copy_`` of values that W may not be rounded to float16 for."""
+        codes = torch.full((32, 8), 15, device=target.device)
+        small, large = (
+            QuantizedWeight.from_codes(
+                codes, torch.full((1, 8), s, device=codes.device), bits=4, group_size=32
+            )
+            for s in (1.0, 2.0**14)
+        )
+        a = torch.full((2, 32), 2.0**-10, dtype=HALF, device=target.device)
+        for _ in range(3):
+            assert bool((run(target, a, small) == 7 / 32).all())
+        small.copy_(large)
+        for _ in range(2):
+            assert bool((run(target, a, small) == 7 * 2.0**9).all())
 
     def test_slices_sum_to_the_whole(self, target: Target) -> None:
         """Halves along K of an act-order weight sum to the whole; halves along N are its columns."""

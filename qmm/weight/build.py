@@ -70,7 +70,12 @@ def widen(t: Tensor) -> Tensor:
 
 
 def pack_codes(
-    codes: Tensor, zeros: Tensor | None, bits: int, zero_kind: ZeroKind | str | None, g_idx: Tensor | None
+    codes: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None,
+    bits: int,
+    zero_kind: ZeroKind | str | None,
+    g_idx: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Packed codes, zeros (packed where they are integers) and int32 g_idx."""
     bits = whole_number(bits, "bits", 1, 8)
@@ -80,7 +85,11 @@ def pack_codes(
         if kind is not ZeroKind.BIAS:  # an int8 bias with zero2 stays as it is
             ok = kind is not ZeroKind.FLOAT
             require(ok, "zeros", f"of kind {kind} must have a floating dtype", dtype_name(zeros.dtype))
-            zeros = bitstream.pack(check_codes(zeros, "zeros", bits), bits)
+            zeros = check_codes(zeros, "zeros", bits)
+            # once packed, a missing row would read as zero points of 0
+            expected, got = [_rows(scales), codes.shape[1]], list(zeros.shape)
+            require(got == expected, "zeros", f"shape must be [G, N] = {expected}", got)
+            zeros = bitstream.pack(zeros, bits)
     return bitstream.pack(codes, bits), zeros, narrow_g_idx(g_idx)
 
 

@@ -129,7 +129,7 @@ class QuantizedWeight(WeightProperties):
         Raises:
             WeightFormatError: a rule does not hold.
         """
-        words, packed_zeros, g_idx = build.pack_codes(codes_kn, zeros, bits, zero_kind, g_idx)
+        words, packed_zeros, g_idx = build.pack_codes(codes_kn, scales, zeros, bits, zero_kind, g_idx)
         return cls(
             words,
             scales,

@@ -50,6 +50,10 @@ def take(w: QuantizedWeight, index: Any) -> QuantizedWeight:
 
 def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:
     """See ``QuantizedWeight.cat``."""
+    if not isinstance(weights, Sequence):
+        raise TypeError(
+            f"weights: must be a list or tuple of qmm.QuantizedWeight; got {type(weights).__name__}"
+        )
     require(len(weights) > 0, "weights", "must have at least one weight", "an empty list")
     require(dim in (0, 1), "dim", "must be 0 (K) or 1 (N)", dim)
     for i, w in enumerate(weights):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -321,6 +322,11 @@ def test_fake_tensors() -> None:
         )
         assert tuple(w.dequantize().shape) == (32, 8)
         assert "int4" in repr(w)
+        out = torch.empty(3, 8)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns where the address of a fake tensor is asked for
+            assert qmm.matmul(torch.empty(3, 32), w, out=out) is out
+            assert tuple(qmm.matmul(torch.empty(2, 3, 32), w, activation="gelu").shape) == (2, 3, 8)
 
 
 @pytest.mark.parametrize(
