@@ -179,6 +179,7 @@ def loops(sass: str) -> Iterator[str]:
             yield sass[start : branch.start()]
 
 
+SPILLS = r"\b(?:STL|LDL)\b"
 LOADS = r"\b(?:LDG|LDGSTS|UTMALDG)\.[.\w]*"
 
 
@@ -196,10 +197,11 @@ def facts(compiled: Any) -> dict[str, Any]:
     return {
         "registers": max(map(int, re.findall(r"REG:(\d+)", usage))),
         "local_bytes": sum(map(int, local)),
-        "spills": len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+        "spills": len(re.findall(SPILLS, sass)),
         "shared": compiled.metadata.shared,
         "products": sorted(set(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)\b", ptx))),
         "loop_found": bool(multiplying),
+        "loop_spills": len(re.findall(SPILLS, multiplying)),
         "loop_shuffles": len(re.findall(r"\bSHFL\b", multiplying)),
         "loop_loads": sorted(set(re.findall(LOADS, multiplying))),
         "loads": sorted(set(re.findall(LOADS, sass))),
@@ -215,7 +217,13 @@ def main(which: str) -> None:
         if which in ("all", name, "core" if wanted.core else wanted.kernel):
             began = time.perf_counter()
             config, compiled = compiled_by_launch(wanted)
-            result = {"name": name, "kernel": wanted.kernel, "target": wanted.target, "config": str(config)}
+            result = {
+                "triton": triton.__version__,
+                "name": name,
+                "kernel": wanted.kernel,
+                "target": wanted.target,
+                "config": str(config),
+            }
             result["shared_limit"] = (SHARED_KIB[wanted.target] << 10) // wanted.per_processor
             result |= facts(compiled) | {"seconds": round(time.perf_counter() - began, 1)}
             print(json.dumps(result), flush=True)
