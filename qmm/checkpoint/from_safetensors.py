@@ -109,7 +109,7 @@ class SafetensorsCheckpoint(Checkpoint):
             raise self._broken(
                 layer, f"g_idx: must be in [0, G) with G={spec.groups} rows of scales; got {got}"
             )
-        plain = torch.arange(spec.in_features) // spec.group_size
+        plain = torch.arange(spec.in_features, device=index.device) // spec.group_size
         return replace(spec, act_order=not torch.equal(index.to(plain.dtype), plain))
 
     def _entry(self, layer: str, suffix: str) -> Entry:

@@ -120,7 +120,7 @@ class SafetensorsFile:
                 f"got {size} bytes, had {len(self._data)}"
             )
         if not entry.nbytes:  # no bytes to view
-            return torch.empty(entry.shape, dtype=dtype)
+            return torch.empty(entry.shape, dtype=dtype, device="cpu")
         raw = np.empty(entry.nbytes, np.uint8)
         for done in range(0, entry.nbytes, _COPY_BYTES):
             count = min(_COPY_BYTES, entry.nbytes - done)

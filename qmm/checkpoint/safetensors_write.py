@@ -38,6 +38,9 @@ class SafetensorsWriter:
         path: the file; an existing one is replaced.
         names: every tensor that may be written; bounds the header.
         metadata: strings for the header.
+
+    Attributes:
+        nbytes: of the tensors so far.
     """
 
     def __init__(self, path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
@@ -46,13 +49,14 @@ class SafetensorsWriter:
         self._header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         room = len(json.dumps(self._header)) + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
         self._start = -(-(8 + room) // _ALIGN) * _ALIGN
-        self.nbytes = 0
+        self.nbytes = self._written = 0
         self._last: dict[str, Tensor] = {}
         self._file = self._temporary.open("xb")
         self._file.seek(self._start)
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Append a tensor (from any device)."""
+        self.nbytes += tensor.nbytes
         if tensor.nbytes % 8:
             self._last[name] = tensor
         else:
@@ -61,12 +65,12 @@ class SafetensorsWriter:
     def _write(self, name: str, tensor: Tensor) -> None:
         flat = tensor.detach().cpu().contiguous().reshape(-1)
         raw = flat.view(torch.uint8).numpy()
-        begin, self.nbytes = self.nbytes, self.nbytes + raw.nbytes
+        begin, self._written = self._written, self._written + raw.nbytes
         self._file.write(raw.data)
         self._header[name] = {
             "dtype": _NAMES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [begin, self.nbytes],
+            "data_offsets": [begin, self._written],
         }
 
     def __enter__(self) -> SafetensorsWriter:

@@ -79,14 +79,15 @@ def save(
     text = config_text(target.config)
     if single:
         with SafetensorsWriter(path, names, _TORCH | {CONFIG_KEY: text}) as file:
-            for name, tensor in _tensors(weights, plain, target, on_tensor):
-                file.add(name, tensor)
+            for batch in _batches(weights, plain, target, on_tensor):
+                for name, tensor in batch.items():
+                    file.add(name, tensor)
             _refuse_existing(path, overwrite)
     else:
         with _new_folder(path) as folder:
             whole = {**dict(model_config or {}), CONFIG_KEY: json.loads(text)}
             (folder / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
-            _write_shards(folder, names, _tensors(weights, plain, target, on_tensor), max_shard_bytes)
+            _write_shards(folder, names, _batches(weights, plain, target, on_tensor), max_shard_bytes)
 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:
@@ -96,43 +97,45 @@ def _refuse_existing(path: Path, overwrite: bool) -> None:
         )
 
 
-def _tensors(
+def _batches(
     weights: Mapping[str, QuantizedWeight],
     plain: Mapping[str, Tensor],
     target: Target,
     on_tensor: Callable[[str], None] | None,
-) -> Iterator[tuple[str, Tensor]]:
-    """All tensors by their names in the file, made as they are asked for; a layer's come one behind the other."""
-    for layer in weights:
-        yield from ((f"{layer}.{suffix}", t) for suffix, t in target.tensors(layer, weights[layer]).items())
+) -> Iterator[dict[str, Tensor]]:
+    """What belongs together, by names in the file, made when asked for: a layer, or a plain tensor."""
+    for name in weights:
+        yield {f"{name}.{suffix}": t for suffix, t in target.tensors(name, weights[name]).items()}
         if on_tensor is not None:
-            on_tensor(layer)
+            on_tensor(name)
     for name in plain:
-        yield name, plain[name]
+        yield {name: plain[name]}
         if on_tensor is not None:
             on_tensor(name)
 
 
 def _write_shards(
-    folder: Path, names: list[str], tensors: Iterator[tuple[str, Tensor]], limit: int | None
+    folder: Path, names: list[str], batches: Iterator[dict[str, Tensor]], limit: int | None
 ) -> None:
     """``model.safetensors``, or ``model-00001-of-00003.safetensors`` and so on with their index."""
     shards: list[list[str]] = []
     total = 0
-    pending = next(tensors, None)
-    while pending is not None or not shards:
+    batch = next(batches, None)
+    while batch is not None or not shards:
         written: list[str] = []
         with SafetensorsWriter(folder / str(len(shards)), names, _TORCH) as file:
-            while pending is not None:
-                name, tensor = pending
-                layer = name.rpartition(".")[0]
-                full = limit is not None and file.nbytes + tensor.nbytes > limit
-                if full and written and layer != written[-1].rpartition(".")[0]:
+            while batch is not None:
+                if (
+                    written
+                    and limit is not None
+                    and file.nbytes + sum(t.nbytes for t in batch.values()) > limit
+                ):
                     break
-                file.add(name, tensor)
-                written.append(name)
-                pending = next(tensors, None)
-            total += file.nbytes
+                for name, tensor in batch.items():
+                    file.add(name, tensor)
+                written += batch
+                batch = next(batches, None)
+        total += file.nbytes
         shards.append(written)
     if len(shards) == 1:
         os.replace(folder / "0", folder / "model.safetensors")
