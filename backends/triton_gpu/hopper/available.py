@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -72,8 +73,8 @@ def _triton_reasons(kernel: str) -> tuple[Reason, ...]:
         text = version("triton")
     except PackageNotFoundError:
         return (Reason(rule, "no triton", "pip install 'qmm[triton]'", kernel),)
-    number = tuple(int(part) for part in text.split(".")[:2])
-    known = KNOWN_TRITON[0] <= number <= KNOWN_TRITON[1]
+    number = re.match(r"(\d+)\.(\d+)", text)
+    known = number is not None and KNOWN_TRITON[0] <= (int(number[1]), int(number[2])) <= KNOWN_TRITON[1]
     return () if known else (Reason(rule, f"triton {text}", "", kernel),)
 
 

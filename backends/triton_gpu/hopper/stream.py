@@ -59,9 +59,7 @@ def issue_rest(
     BLOCK: gl.constexpr = 256 // BITS
     first = step * B
     slot = step % STAGES
-    if (
-        K_TAIL
-    ):  # whole 16 bytes: a mask that Triton knows less of makes copies of 2, which cp.async does not do
+    if K_TAIL:  # whole 16 bytes: a mask that Triton knows less of makes copies of 2, which cp.async does not do
         inside = rows & (first * BLOCK + a_k < gl.cdiv(K, 8) * 8)
     else:
         inside = rows & (first * BLOCK + a_k < tiles_k * BLOCK)
