@@ -245,7 +245,7 @@ def to_tensors(
     require(w.bits == 4 and w.codebook is not None, "codebook", "must be nf4's or fp4's", f"bits={w.bits}")
     assert w.codebook is not None
     values = w.codebook.float().cpu()
-    kind = next((k for k, v in CODEBOOKS.items() if torch.equal(values, torch.tensor(v))), None)
+    kind = next((k for k, v in CODEBOOKS.items() if torch.equal(values, values.new_tensor(v))), None)
     if kind is None:
         raise WeightFormatError("codebook: must be nf4's or fp4's; got another")
     require(w.scale2 is None, "scale2", "must be absent for 4 bits", "a second level")
@@ -269,7 +269,7 @@ def to_tensors(
         "weight.absmax": absmax,
         "weight.quant_map": w.codebook.float().clone(),
         f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(
-            list(json.dumps(state).encode()), dtype=torch.uint8
+            list(json.dumps(state).encode()), dtype=torch.uint8, device="cpu"
         ),
     }
 
@@ -287,7 +287,7 @@ def _blocks(w: QuantizedWeight, wanted: int | None) -> tuple[int, Tensor]:
         if size % group:
             continue
         block = starts // size
-        absmax = torch.zeros(-(-n * k // size), device=scales.device)
+        absmax = scales.new_zeros(-(-n * k // size))
         absmax[block] = scales.view(-1)
         same = torch.equal(absmax[block].view(torch.int32), scales.view(-1).view(torch.int32))
         if same and (best is None or len(absmax) < len(best[1])):
@@ -305,11 +305,11 @@ def _write_int8(w: QuantizedWeight) -> dict[str, Tensor]:
     require(w.zero_kind is ZeroKind.NONE, "zeros", "must be absent for int8", f"zero kind {w.zero_kind}")
     require(w.spec.groups == 1, "group_size", f"must be K={k} for int8", w.group_size)
     require(w.scales.dtype == torch.float32, "scales", "dtype must be float32 for int8", w.scales.dtype)
-    factor = torch.tensor([_INT8_FACTOR], dtype=torch.float32)
+    factor = torch.tensor([_INT8_FACTOR], dtype=torch.float32, device="cpu")
     ok = w.scale2 is not None and torch.equal(w.scale2.cpu(), factor)
     require(ok, "scale2", "must be 1/127 for int8 (other scales would be rounded)", w.scale2)
     return {
         "weight": (rows_from_words(w.qweight, k) ^ 128).view(torch.int8),
         "SCB": w.scales.reshape(n).clone(),
-        "weight_format": torch.tensor(0, dtype=torch.uint8),
+        "weight_format": torch.tensor(0, dtype=torch.uint8, device="cpu"),
     }
