@@ -68,7 +68,6 @@ KEY = "qweight"
 SUFFIXES = frozenset({"qweight", "qzeros", "scales"})
 VERSIONS = ("gemm", "gemv")
 LANES = (0, 2, 4, 6, 1, 3, 5, 7)  # column held by each nibble of a gemm word
-_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble that holds each column
 _PER_WORD = 8
 
 
@@ -233,8 +232,7 @@ def _gemv_width(groups: int, group_size: int) -> int:
 
 def _decode(words: Tensor, bits: int, n: int) -> Tensor:
     """Rows of gemm words -> codes ``[rows, N]``."""
-    codes = unpack_along(words, bits, n)
-    return codes if bits != 4 else codes.reshape(-1, n // _PER_WORD, _PER_WORD)[:, :, _NIBBLES].flatten(1)
+    return unpack_along(words, bits, n, LANES if bits == 4 else None)
 
 
 def _encode(codes: Tensor, bits: int) -> Tensor:

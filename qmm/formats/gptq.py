@@ -181,7 +181,7 @@ def _read(
     zero_reading: str | None,
     in_features: int | None,
 ) -> QuantizedWeight:
-    check_method(config, "gptq", "auto-round")
+    check_method(config, "gptq")
     require(
         not flag(config, "is_marlin_format"), "is_marlin_format", "repacked files are not GPTQ's layout", True
     )

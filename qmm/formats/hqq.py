@@ -196,20 +196,24 @@ def _turn(packed: Tensor, facts: Facts) -> Tensor:
             top = int(codes.max())
             require(top < 1 << bits, "W_q", f"codes must be in [0, {(1 << bits) - 1}] for nbits={bits}", top)
         flat = codes.reshape(-1)[n0 * k - first * c : n1 * k - first * c]
-        out[:, n0:n1] = bitstream.pack(flat.view(n1 - n0, k).t(), bits)
+        out[:, n0:n1] = bitstream.pack(flat.view(n1 - n0, k).t().contiguous(), bits)
     return out
 
 
 def _unpack_rows(packed: Tensor, first: int, last: int, facts: Facts) -> Tensor:
     """Rows ``[first, last)`` of the codes, uint8."""
-    packing = PACKINGS[facts.bits]
-    rows = torch.arange(first, last, device=packed.device)
-    taken = packed[rows % packed.shape[0]]
-    if packing.fields == 1:
-        return taken
-    field = torch.div(rows, packed.shape[0], rounding_mode="floor")
-    shift = ((packing.fields - 1 - field) * facts.bits).to(packed.dtype)
-    return ((taken >> shift[:, None]) & ((1 << facts.bits) - 1)).to(torch.uint8)
+    packing, p = PACKINGS[facts.bits], packed.shape[0]
+    codes = torch.empty(last - first, packed.shape[1], dtype=torch.uint8, device=packed.device)
+    at = first
+    while at < last:  # one field after the other
+        field, row = divmod(at, p)
+        stop = min(last, (field + 1) * p)
+        part = packed[row : row + stop - at]
+        if packing.fields > 1:
+            part = (part >> ((packing.fields - 1 - field) * facts.bits)) & ((1 << facts.bits) - 1)
+        codes[at - first : stop - first] = part
+        at = stop
+    return codes
 
 
 def _pack(codes: Tensor, facts: Facts) -> Tensor:

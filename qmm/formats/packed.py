@@ -6,7 +6,7 @@ Everything large is done in blocks, so that reading or writing a layer needs lit
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,7 @@ from qmm.weight.facts import has_values
 from qmm.weight.spec import WORD_BITS, dtype_name, words_for
 from qmm.weight.validate import FLOAT_DTYPES, is_minus_one, require, whole_number
 
-BLOCK_CODES = 1 << 20  # codes turned at a time; temporaries are about 10 bytes each
+BLOCK_CODES = 1 << 18  # codes turned at a time; temporaries are about 10 bytes each
 NOT_THE_WEIGHT = frozenset({"bias"})  # may stand in the same layer, and is no business of a QuantizedWeight
 
 
@@ -149,14 +149,25 @@ def check_shape(t: Tensor, field: str, expected: tuple[int, ...], meaning: str) 
 # Streams: along the rows of a file, down the columns of a weight.
 
 
-def unpack_along(words: Tensor, bits: int, n: int) -> Tensor:
-    """Words ``[R, ceil(n*bits/32)]``, a little-endian bit stream along each row -> codes uint8 ``[R, n]``."""
-    return bitstream.unpack(words.t().contiguous(), bits, n).t()
+def unpack_along(words: Tensor, bits: int, n: int, order: Sequence[int] | None = None) -> Tensor:
+    """Words ``[R, ceil(n*bits/32)]``, a little-endian bit stream along each row -> codes uint8 ``[R, n]``.
+
+    ``order`` is the place in the row of each field of a word, lowest bits first, for widths that divide 32; None is
+    natural order.
+    """
+    if WORD_BITS % bits:
+        return bitstream.unpack(words.t().contiguous(), bits, n).t()
+    rows, width = words.shape
+    places = order or range(WORD_BITS // bits)
+    codes = torch.empty(rows, width, len(places), dtype=torch.uint8, device=words.device)
+    for field, place in enumerate(places):
+        codes[:, :, place] = (words >> (field * bits)) & ((1 << bits) - 1)
+    return codes.view(rows, -1)[:, :n]
 
 
 def pack_along(codes: Tensor, bits: int) -> Tensor:
-    """The inverse of :func:`unpack_along`; bits past the last code are 0."""
-    return bitstream.pack(codes.t(), bits).t()
+    """The inverse of :func:`unpack_along` in natural order; bits past the last code are 0."""
+    return bitstream.pack(codes.t().contiguous(), bits).t()
 
 
 def turn_down(words: Tensor, bits: int, n: int, decode: Callable[[Tensor], Tensor]) -> Tensor:
@@ -171,7 +182,8 @@ def turn_down(words: Tensor, bits: int, n: int, decode: Callable[[Tensor], Tenso
     rows = words.shape[0]
     out = torch.empty(words_for(rows, bits), n, dtype=torch.int32, device=words.device)
     for start in range(0, rows, block_rows(n)):
-        packed = bitstream.pack(decode(words[start : start + block_rows(n)]), bits)
+        codes = decode(words[start : start + block_rows(n)])
+        packed = bitstream.pack(codes.contiguous(), bits)
         at = start * bits // WORD_BITS
         out[at : at + packed.shape[0]] = packed
     return out
