@@ -183,8 +183,10 @@ def _absmax(layer: Layer, state_name: str, state: Mapping[str, Any], blocks: int
     assert isinstance(offset, int | float)
     if stored.is_meta:
         return torch.empty(blocks, device="meta")
-    value = table[stored.long()] * second.repeat_interleave(size)[:blocks]
-    return value + torch.tensor(offset, dtype=torch.float32, device=value.device)
+    value = table[stored.int()]
+    value *= second.repeat_interleave(size)[:blocks]
+    value += torch.tensor(offset, dtype=torch.float32, device=value.device)
+    return value
 
 
 def _words(packed: Tensor, n: int, k: int) -> Tensor:

@@ -270,7 +270,7 @@ def write(
     zeros = w.unpack_zeros()
     if packed:
         words = turned(w.qweight) if packing == "dense" else _pad(w.unpack(), bits)
-        tensors |= {"weight_packed": words, "weight_shape": torch.tensor([n, k])}
+        tensors |= {"weight_packed": words, "weight_shape": torch.tensor([n, k], device="cpu")}
     elif bits == 8:
         tensors["weight"] = (rows_from_words(w.qweight, k) ^ 128).view(torch.int8)
     else:

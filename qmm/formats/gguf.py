@@ -133,7 +133,9 @@ def from_blocks(
         scale2_ratio=None if factors.scale2 is None else kind.groups,
         zero2=None if factors.zero2 is None else _down(factors.zero2),
         zero2_ratio=None if factors.zero2 is None else kind.groups,
-        codebook=None if kind.codebook is None else torch.tensor(kind.codebook, dtype=torch.float32),
+        codebook=None
+        if kind.codebook is None
+        else torch.tensor(kind.codebook, dtype=torch.float32, device="cpu"),
     )
 
 
@@ -242,7 +244,7 @@ class GGUFFile(Mapping[str, QuantizedWeight]):
         entry = self.plain[name]
         dtype = PLAIN_DTYPES[entry.qtype]
         if not entry.nbytes:  # no bytes to view
-            return torch.empty(entry.shape, dtype=dtype)
+            return torch.empty(entry.shape, dtype=dtype, device="cpu")
         return torch.from_numpy(self._raw[name].copy()).view(dtype).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:

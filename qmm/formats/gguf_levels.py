@@ -148,7 +148,7 @@ SIX_BIT_PAIRS = Levels(_decode_six_bit_pairs, _encode_six_bit_pairs, (0, 63), (0
 
 def _planes(field: Tensor, bits: int) -> Tensor:
     """Value ``i`` of a byte string from byte ``i % width``, bit plane ``i // width``."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8)[:, None]
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device)[:, None]
     return (field[..., None, :] >> shifts & (1 << bits) - 1).flatten(-2)
 
 
@@ -176,8 +176,9 @@ INT8 = Levels(
 
 
 def _decode_iq4_xs(f: Fields) -> Factors:
-    low = (f["scales_l"][..., None] >> torch.tensor([0, 4], dtype=torch.uint8) & 15).flatten(-2)
-    high = (f["scales_h"][..., None] >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8) & 3).flatten(-2)
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=f["d"].device)
+    low = (f["scales_l"][..., None] >> shifts[::2] & 15).flatten(-2)
+    high = (f["scales_h"][..., None] >> shifts & 3).flatten(-2)
     return Factors((low | high << 4).to(torch.int8) - 32, scale2=_wide(f["d"]))
 
 

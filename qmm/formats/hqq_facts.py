@@ -122,10 +122,13 @@ def facts_to_tensors(facts: Facts, dtype: str) -> dict[str, Tensor]:
         "unpack_view_dtype": str(packing.dtype),
     }
     return {
-        "shape": torch.tensor([facts.n, facts.k], dtype=torch.int64),
-        **{key: torch.tensor(value, dtype=torch.int32) for key, value in numbers.items()},
-        **{key: torch.tensor(int(value), dtype=torch.uint8) for key, value in flags.items()},
-        **{key: torch.tensor(list(value.encode()), dtype=torch.uint8) for key, value in strings.items()},
+        "shape": torch.tensor([facts.n, facts.k], dtype=torch.int64, device="cpu"),
+        **{key: torch.tensor(value, dtype=torch.int32, device="cpu") for key, value in numbers.items()},
+        **{key: torch.tensor(int(value), dtype=torch.uint8, device="cpu") for key, value in flags.items()},
+        **{
+            key: torch.tensor(list(value.encode()), dtype=torch.uint8, device="cpu")
+            for key, value in strings.items()
+        },
     }
 
 

@@ -27,7 +27,8 @@ def e2m1_codebook(device: torch.device) -> Tensor:
 
 def e4m3_codebook(device: torch.device) -> Tensor:
     """Value of each byte, float16 ``[256]`` (exact there; codes 127 and 255 are NaN)."""
-    return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(torch.float16).to(device)
+    codes = torch.arange(256, dtype=torch.uint8, device="cpu")  # not every device has this view and cast
+    return codes.view(torch.float8_e4m3fn).to(torch.float16).to(device)
 
 
 def is_codebook(given: Tensor | None, values: Tensor) -> bool:
