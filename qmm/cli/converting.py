@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,9 @@ def run(
         )
     if not len(checkpoint):
         raise qmm.WeightFormatError(f"{source}: must hold quantised layers; got none")
-    with progress(console, len(checkpoint) + len(checkpoint.plain)) as step:
+    total = len(checkpoint) + len(checkpoint.plain)
+    with warnings.catch_warnings(record=True) as caught, progress(console, total) as step:
+        warnings.simplefilter("always")
         qmm.save(
             target,
             checkpoint,
@@ -78,12 +81,15 @@ def run(
             max_shard_bytes=max_shard_bytes,
             on_tensor=lambda name: step(name, advance=1),
         )
+    for text in dict.fromkeys(str(w.message) for w in caught):
+        console.print(Text(f"Warning: {text}"), style="yellow", soft_wrap=True)
     before = sum(map(checkpoint.nbytes, checkpoint))
     console.print(
         Text(
             f"{target}: {plural(len(checkpoint), 'layer')} ({before / 1e6:.1f} MB as {checkpoint.method}) as {to}, "
         )
-        + Text(f"{plural(len(checkpoint.plain), 'tensor')} as before")
+        + Text(f"{plural(len(checkpoint.plain), 'tensor')} as before"),
+        soft_wrap=True,
     )
 
 

@@ -119,7 +119,8 @@ def _faults(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _print(console: Console, checkpoint: Checkpoint, found: Findings) -> None:
-    table = Table(title=Text(f"{checkpoint.path}: {checkpoint.method}"))
+    _line(console, f"{checkpoint.path}: {checkpoint.method}")
+    table = Table()
     table.add_column("layer", overflow="fold")
     for header, right, _ in _COLUMNS:
         table.add_column(header, justify="right" if right else "left", no_wrap=True)
@@ -136,9 +137,14 @@ def _print(console: Console, checkpoint: Checkpoint, found: Findings) -> None:
     _print_unused(console, "Not used, and should be", _faults(checkpoint))
     for name, lines in found.warned.items():
         for line in lines:
-            console.print(Text(f"Warning: {line if name in line else f'{name}: {line}'}"), style="yellow")
+            _line(console, f"Warning: {line if name in line else f'{name}: {line}'}", "yellow")
     for line in found.broken.values():
-        console.print(Text(f"Problem: {line}"), style="bold red")
+        _line(console, f"Problem: {line}", "bold red")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """Not wrapped: paths and messages stay whole for whoever copies or searches them."""
+    console.print(Text(text), style=style, soft_wrap=True)
 
 
 def _print_totals(console: Console, checkpoint: Checkpoint, found: Findings) -> None:
@@ -147,26 +153,25 @@ def _print_totals(console: Console, checkpoint: Checkpoint, found: Findings) -> 
     nbytes = sum(f.nbytes for f in layers)
     kinds = Counter(f"{f.spec.bits}-bit group {f.spec.group_size}" for f in layers).most_common()
     per = f", {8 * nbytes / weights:.2f} bits a weight" if weights else ""
-    console.print(
-        Text(
-            f"{plural(len(checkpoint), 'layer')}, {weights / 1e6:.1f} million weights, {nbytes / 1e6:.1f} MB{per}"
-            + (f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds else "")
-        )
+    _line(
+        console,
+        f"{plural(len(checkpoint), 'layer')}, {weights / 1e6:.1f} million weights, {nbytes / 1e6:.1f} MB{per}"
+        + (f" ({', '.join(f'{count} {kind}' for kind, count in kinds)})" if kinds else ""),
     )
     if found.values_read < len(found.layers):
-        console.print(Text("Headers checked; --check reads the values of every layer too."))
+        _line(console, "Headers checked; --check reads the values of every layer too.")
     wrong = len(found.broken) + len(_faults(checkpoint))
-    console.print(Text(plural(wrong, "problem") if wrong else "No problem found."))
+    _line(console, plural(wrong, "problem") if wrong else "No problem found.")
 
 
 def _print_unused(console: Console, title: str, reasons: dict[str, str]) -> None:
     if not reasons:
         return
-    console.print(Text(f"{title}: {plural(len(reasons), 'tensor')}"))
+    _line(console, f"{title}: {plural(len(reasons), 'tensor')}")
     for name in list(reasons)[:_SHOWN_REASONS]:
-        console.print(Text(f"  {name}: {reasons[name]}"))
+        _line(console, f"  {name}: {reasons[name]}")
     if len(reasons) > _SHOWN_REASONS:
-        console.print(Text(f"  and {len(reasons) - _SHOWN_REASONS} more (--json lists all)"))
+        _line(console, f"  and {len(reasons) - _SHOWN_REASONS} more (--json lists all)")
 
 
 def _as_json(checkpoint: Checkpoint, found: Findings) -> dict[str, object]:
