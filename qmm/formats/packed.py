@@ -57,6 +57,7 @@ def checked_keys(tensors: object, required: Iterable[str], optional: Iterable[st
     require(not unknown, "tensors", f"must be among {', '.join(sorted(known))}", f"also {unknown[:20]}")
     for key, value in tensors.items():
         require(isinstance(value, Tensor), str(key), "must be a torch.Tensor", type(value).__name__)
+        require(value.layout is torch.strided, str(key), "must be a dense strided tensor", value.layout)
     return {key: value for key, value in tensors.items() if key in known}
 
 

@@ -41,6 +41,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no scales": ({"scales": None}, {}, r"scales: must be among the layer's tensors"),
     "no g_idx with act-order": ({"g_idx": None}, {"desc_act": True}, r"g_idx: must be among"),
     "unknown tensor": ({"perm": zeros_like(64)}, {}, r"tensors: must be among .* also \['perm'\]"),
+    "sparse": ({"qzeros": zeros_like(2, 4).to_sparse()}, {}, r"qzeros: must be a dense strided tensor"),
     "no tensor": ({"scales": [1.0]}, {}, r"scales: must be a torch\.Tensor; got list"),
     "qweight int64": ({"qweight": zeros_like(8, 32, dtype=torch.int64)}, {}, r"qweight: dtype must be int32 .*int64"),
     "qweight float": ({"qweight": zeros_like(8, 32, dtype=HALF)}, {}, r"qweight: dtype must be int32 .*float16"),
