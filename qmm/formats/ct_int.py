@@ -46,7 +46,7 @@ from qmm.weight.validate import require
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 _WHOLE = (torch.int32, torch.int64)
-_CHUNK_CODES = 1 << 20  # codes unpacked at a time
+_CHUNK_CODES = 1 << 18  # codes unpacked at a time
 
 
 def read(layer: Layer, scheme: Scheme) -> QuantizedWeight:

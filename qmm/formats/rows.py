@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-_CHUNK_BYTES = 4 << 20  # temporaries are this large, whatever the layer
+_CHUNK_BYTES = 1 << 20  # temporaries are a few of these, whatever the layer
 
 
 def words_from_rows(rows: Tensor, change: Callable[[Tensor], Tensor] | None = None) -> Tensor:
@@ -22,7 +22,7 @@ def words_from_rows(rows: Tensor, change: Callable[[Tensor], Tensor] | None = No
 
     Args:
         rows: a row's codes, dense, little-endian.
-        change: applied to some rows at a time, uint8 ``[n, B] -> [n, B]``, with temporaries of a few megabytes.
+        change: applied to some rows at a time, uint8 ``[n, B] -> [n, B]``, with a few megabytes of temporaries.
     """
     n, width = rows.shape
     step = max(1, _CHUNK_BYTES // max(1, width))

@@ -15,6 +15,7 @@ from qmm.weight.tensors import WeightTensors
 # Temporaries of one block per code: int32 while unpacking, uint8 codes, the float32 result, and the scale and zero
 # of each row where groups are irregular; with a codebook an int64 index instead.
 BYTES_PER_CODE = 20
+_BOUND_FACTORS = 1 << 17  # scales that magnitude_bound looks at together
 
 
 def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
@@ -75,10 +76,23 @@ def per_group(w: Tensor, value: Tensor, spec: WeightSpec, g_idx: Tensor | None, 
 
 
 def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
-    """An upper bound on ``|W|`` (NaN where a scale is NaN). Reads the group factors, not the codes; synchronises."""
+    """An upper bound on ``|W|`` (NaN where a scale is NaN). Reads the group factors, not the codes; synchronises.
+
+    Some columns at a time, so that the peak of loading a weight is the weight.
+    """
     if t.scales.numel() == 0:
         return 0.0
-    scale = effective(t.scales, t.scale2, spec.scale2_ratio).abs()
+    step = max(1, _BOUND_FACTORS // spec.groups)
+    starts = range(0, spec.out_features, step)
+    bounds = torch.empty(len(starts), device=t.scales.device, dtype=torch.float32)
+    for i, start in enumerate(starts):
+        bounds[i] = _bound_of_columns(t, spec, start, start + step)
+    return float(bounds.max())
+
+
+def _bound_of_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
+    second = columns(t.scale2, start, stop)
+    scale = effective(t.scales[:, start:stop], second, spec.scale2_ratio).abs()
     top = (1 << spec.bits) - 1
     if t.codebook is not None:
         values = t.codebook.float().abs()
@@ -89,9 +103,10 @@ def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
         bound = scale * top
     else:
         assert t.zeros is not None
+        stored = t.zeros[:, start:stop]
         if spec.zero_kind is ZeroKind.FLOAT:
-            zero = t.zeros.float()
+            zero = stored.float()
             bound = scale * torch.maximum(zero.abs(), (top - zero).abs())
         else:
-            bound = scale * top + effective(t.zeros, t.zero2, spec.zero2_ratio).abs()
-    return float(bound.max())
+            bound = scale * top + effective(stored, columns(t.zero2, start, stop), spec.zero2_ratio).abs()
+    return bound.max()
