@@ -153,7 +153,7 @@ def to_tensors(
     groups = -(-w.in_features // w.group_size)
     rule = f"must be ceil(K/group_size) = {groups} for GPTQ"
     require(w.spec.groups == groups, "groups", rule, w.spec.groups)
-    qzeros, rounded, columns = gptq_zeros.write(w, layout, reading, lossy)
+    zeros = gptq_zeros.write(w, layout, reading, lossy)
     qweight = w.qweight
     if layout.planar:
         gptq_planar.check_count(w.in_features, "in_features")
@@ -161,15 +161,13 @@ def to_tensors(
     g_idx = w.g_idx
     if g_idx is None:
         g_idx = torch.arange(w.in_features, dtype=torch.int32, device=w.device) // w.group_size
-    tensors = {"qweight": qweight, "qzeros": qzeros, "scales": plain_scales(w), "g_idx": g_idx}
-    if columns:
-        warn(
-            "",
-            f"qzeros: GPTQ v1 stores the zero points of {columns} columns as all ones, which readers disagree on",
-        )
-    if rounded:
+    tensors = {"qweight": qweight, "qzeros": zeros.qzeros, "scales": plain_scales(w), "g_idx": g_idx}
+    if zeros.columns:
+        text = f"GPTQ v1 stores the zero points of {zeros.columns} columns as all ones, which readers disagree on"
+        warn("", f"qzeros: {text}")
+    if zeros.rounded:
         facts: dict[str, Any] = {"bits": w.bits, "group_size": w.group_size, "version": version}
-        written = from_tensors(tensors, zero_reading=reading or "masked", in_features=w.in_features, **facts)
+        written = from_tensors(tensors, zero_reading=zeros.reading, in_features=w.in_features, **facts)
         report_loss(w, written)
     return tensors
 

@@ -131,7 +131,24 @@ def read(words: Tensor, layout: Layout, reading: str) -> tuple[Tensor, ZeroKind,
     return zeros, ZeroKind.INT, columns
 
 
-def write(w: QuantizedWeight, layout: Layout, reading: str | None, lossy: bool) -> tuple[Tensor, bool, int]:
+@dataclass(frozen=True)
+class Written:
+    """Zero points as a file holds them.
+
+    Attributes:
+        qzeros: int32 ``[G, ceil(N*bits/32)]``.
+        reading: of v1, by which they are read back.
+        rounded: whether they are not all the weight's own.
+        columns: number of columns that readers of v1 disagree on; 0 where a reading was asked for.
+    """
+
+    qzeros: Tensor
+    reading: str = "masked"
+    rounded: bool = False
+    columns: int = 0
+
+
+def write(w: QuantizedWeight, layout: Layout, reading: str | None, lossy: bool) -> Written:
     """The inverse of :func:`read`.
 
     Args:
@@ -140,27 +157,24 @@ def write(w: QuantizedWeight, layout: Layout, reading: str | None, lossy: bool) 
         reading: by whom a v1 file will be read; None: by "unmasked" where a zero point is 2**bits, else "masked".
         lossy: round zero points that are not whole numbers in range.
 
-    Returns:
-        ``qzeros``, whether zero points were rounded, and the number of columns that readers of v1 disagree on
-        (0 where ``reading`` was given).
-
     Raises:
         WeightFormatError: the version cannot hold these zero points.
     """
     bits, top, groups = layout.bits, layout.top, w.spec.groups
     if w.zero_kind is ZeroKind.INT and not layout.minus_one and w.zeros is not None:
-        return turn_along(w.zeros, bits, groups, layout.words), False, 0
+        return Written(turn_along(w.zeros, bits, groups, layout.words))
     low, high = {None: (0, top + 1), "unmasked": (1, top + 1)}.get(reading, (0, top))
     zeros, rounded = whole_zeros(w, low, high if layout.minus_one else top, lossy)
     if not layout.minus_one:
-        return layout.words(zeros).contiguous(), rounded, 0
+        return Written(layout.words(zeros).contiguous(), rounded=rounded)
     has_zero, past = bool((zeros == 0).any()), bool((zeros > top).any())
     if has_zero and past:
         raise WeightFormatError(
             f"zeros: 0 and {top + 1} are one field in GPTQ v1; got both (gptq_v2 holds 0, 'unmasked' v1 {top + 1})"
         )
     if reading == "word":
-        return layout.words(zeros).sub(layout.ones).contiguous(), rounded, 0
+        return Written(layout.words(zeros).sub(layout.ones).contiguous(), reading, rounded)
     stored = (zeros - 1) & top
     columns = int((stored == top).any(0).sum()) if reading is None else 0
-    return layout.words(stored).contiguous(), rounded, columns
+    read_by = reading or ("unmasked" if past else "masked")
+    return Written(layout.words(stored).contiguous(), read_by, rounded, columns)

@@ -71,6 +71,16 @@ def test_lossy_only_when_asked_and_the_loss_is_told() -> None:
     assert found is not None and found.unique().tolist() == [7]
 
 
+def test_the_loss_told_is_that_of_the_reading_written_for() -> None:
+    zeros = torch.full((2, 32), 16.0)
+    zeros[0, 0] = 15.75
+    with pytest.warns(FormatWarning) as seen:
+        gptq.to_tensors(floats(zeros), version="v1", lossy=True)
+    assert [str(s.message)[:60] for s in seen if "lossy" in str(s.message)] and "up to 0.125" in str(
+        seen[-1].message
+    )
+
+
 def test_bias_zeros_are_rounded_only_when_asked() -> None:
     w = floats(torch.full((2, 32), -3.6), zero_kind="bias")
     with pytest.raises(WeightFormatError, match="zeros: of kind bias"):
