@@ -39,11 +39,11 @@ INSPECT_LIMIT, MEMORY_LIMIT = 2.0, 1.2
 PROBE_INSPECT = """
 import sys, time
 import torch, qmm
-start = time.perf_counter()
+start, cpu = time.perf_counter(), time.process_time()
 from qmm.cli.inspecting import examine
 checkpoint = qmm.load(sys.argv[1])
 found = examine(checkpoint, False, lambda text, advance=0: None)
-print(time.perf_counter() - start, len(found.layers), len(found.broken))
+print(time.perf_counter() - start, time.process_time() - cpu, len(found.layers), len(found.broken))
 """
 PROBE_LOAD = """
 import sys, time
@@ -165,16 +165,17 @@ def main() -> int:
     try:
         nbytes = write_model(folder, int(options.gb * 1e9))
         print(f"model            {nbytes / 1e9:.2f} GB in {folder}")
-        seconds, count, broken = probe(PROBE_INSPECT, folder)
+        seconds, cpu, count, broken = probe(PROBE_INSPECT, folder)
         print(
-            f"inspect          {seconds:.2f} s for {count:.0f} layers ({broken:.0f} broken); limit {INSPECT_LIMIT} s"
+            f"inspect          {seconds:.2f} s ({cpu:.2f} s of processor) for {count:.0f} layers, {broken:.0f} broken; "
+            f"limit {INSPECT_LIMIT} s"
         )
         loading, peak, largest, result = probe(PROBE_LOAD, folder)
         bound = MEMORY_LIMIT * largest + result
         print(f"load             {loading:.1f} s for all layers, {nbytes / 1e9 / loading:.2f} GB/s")
         print(
-            f"peak memory      {peak / 1e6:.0f} MB; largest layer {largest / 1e6:.0f} MB, result {result / 1e6:.0f} MB, "
-            f"bound {bound / 1e6:.0f} MB; (peak - result) / layer = {(peak - result) / largest:.2f}"
+            f"peak memory      {peak / 1e6:.0f} MB, bound {bound / 1e6:.0f} MB: largest layer {largest / 1e6:.0f} MB, "
+            f"result {result / 1e6:.0f} MB; (peak - result) / layer = {(peak - result) / largest:.2f}"
         )
         return int(seconds >= INSPECT_LIMIT or peak > bound or broken > 0)
     finally:

@@ -39,7 +39,7 @@ class Checkpoint(Mapping[str, QuantizedWeight], abc.ABC):
         method: how its layers are stored: ``"gptq"``, ``"gguf"``, ... (the config's ``quant_method``).
         config: the quantisation config as it stands in the file (a GGUF file's metadata).
         unused: ``{tensor name: reason}`` of every tensor that is in no layer.
-        plain: names of those that are simply not quantised (embeddings, norms, biases), in order.
+        plain: names of those that are no fault: not quantised (embeddings, norms, biases), or about activations.
     """
 
     path: Path

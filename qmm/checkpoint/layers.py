@@ -11,6 +11,7 @@ from qmm.checkpoint.safetensors_read import Entry
 
 _PLAIN = ("F16", "BF16", "F32", "F64")  # what an unquantised weight is stored in
 _COMMON = ("scale", "zero", "shape", "scales")  # names that a norm's tensor may have, too
+_ACTIVATIONS = ("input_", "output_")  # compressed-tensors' and ModelOpt's scales of what is multiplied
 _STACK_DIMS = 4  # gpt-oss: blocks [E, N, K/32, 16]
 
 
@@ -33,7 +34,7 @@ class Grouped:
 
     Attributes:
         layers: where each layer is; an expert of a stack is a layer of its own, ``name[0]``.
-        plain: ``{tensor name: reason}`` of tensors that are not quantised.
+        plain: ``{tensor name: reason}`` of tensors that are not quantised, or are not about the weight.
         strays: ``{tensor name: reason}`` of parts of quantised layers without the rest.
     """
 
@@ -55,7 +56,11 @@ def group(
     # a bias is no part of a weight, wherever its format puts it: it must not vanish inside one
     found, grouped = _by_layer(entries, module.SUFFIXES - {"bias"}, METHODS[method].underscored), Grouped()
     ignored = left_alone(config, method)
-    for layer, parts in found.items():
+    for layer, all_parts in found.items():
+        parts = {suffix: name for suffix, name in all_parts.items() if not suffix.startswith(_ACTIVATIONS)}
+        for suffix, name in all_parts.items():
+            if suffix not in parts:
+                grouped.plain[name] = f"about activations, not the weight: {entries[name]}"
         key = next((k for k in keys if k in parts), None)
         beside = set(parts) - {key}
         listed = next((f" (listed in {k})" for k, p in ignored if matches(p, layer)), "")
