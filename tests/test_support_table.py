@@ -22,6 +22,8 @@ def test_readme_holds_the_table() -> None:
     text = README.read_text(encoding="utf-8")
     assert support.BEGIN in text and support.END in text, f"README.md needs {support.BEGIN} and {support.END}"
     found = text.split(support.BEGIN, 1)[1].split(support.END, 1)[0].strip("\n")
+    if not hasattr(torch, "float8_e8m0fnu"):  # torch 2.7 and later
+        found = found.replace(", e8m0", "")
     expected = support.support_table()
     assert found == expected, (
         f"README.md: put the output of `python -m qmm support --markdown` between the markers:\n{expected}"
