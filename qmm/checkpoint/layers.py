@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qmm.checkpoint.methods import METHODS, FormatModule, left_alone, matches
+from qmm.checkpoint.methods import METHODS, FormatModule, left_alone
 from qmm.checkpoint.safetensors_read import Entry
+from qmm.formats.patterns import matches
 
 _PLAIN = ("F16", "BF16", "F32", "F64")  # what an unquantised weight is stored in
 _COMMON = ("scale", "zero", "shape", "scales")  # names that a norm's tensor may have, too

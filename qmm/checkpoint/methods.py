@@ -114,30 +114,3 @@ def left_alone(config: Mapping[str, Any], method: str) -> list[tuple[str, str]]:
         if isinstance(patterns, (list, tuple)):
             found += [(key, p) for p in patterns if isinstance(p, str) and p]
     return found
-
-
-def matches(pattern: str, layer: str) -> bool:
-    """Whether a pattern of such a list means ``layer``.
-
-    A name means the module, and all under it, wherever it stands. ``re:`` patterns and globs are understood as far as
-    they consist of plain text and wildcards; others mean nothing here. (A file's regular expressions are not run: one
-    can be written that takes years.)
-    """
-    if not pattern.startswith("re:") and "*" not in pattern:
-        return f".{pattern}." in f".{layer}."
-    parts = pattern.split("*")
-    if pattern.startswith("re:"):
-        text = pattern.removeprefix("re:").removeprefix("^").removesuffix("$")
-        parts = text.replace(".*", "*").replace("\\.", ".").split("*")
-    if any(c in part for part in parts for c in "\\()[]{}|?+^$"):
-        return False
-    if len(parts) == 1:
-        return layer == parts[0]
-    first, *middle, last = parts
-    at = len(first)
-    for part in middle:
-        at = layer.find(part, at)
-        if at < 0:
-            return False
-        at += len(part)
-    return layer.startswith(first) and layer.endswith(last) and len(layer) - len(last) >= at

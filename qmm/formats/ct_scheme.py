@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qmm.checkpoint.methods import matches
 from qmm.errors import WeightFormatError
+from qmm.formats.patterns import matches
 from qmm.weight.validate import is_minus_one, require, whole_number
 
 INT_PACKED, INT, FP8, MXFP4, NVFP4 = "pack-quantized", "int-quantized", "float-quantized", "mxfp4", "nvfp4"
@@ -143,7 +143,7 @@ def _names(target: str, name: str) -> bool:
         return target == name
     pattern = target[3:].removeprefix("^")
     pattern = pattern[:-1] if pattern.endswith("$") else pattern + ".*"
-    return any(matches(f"re:{one}", name) for one in _alternatives(pattern, target))
+    return any(matches(f"re:{one}$", name) for one in _alternatives(pattern, target))
 
 
 def _alternatives(pattern: str, target: str) -> list[str]:

@@ -16,8 +16,9 @@ import pytest
 import torch
 
 import qmm
-from qmm.checkpoint.methods import METHODS, format_module, matches
+from qmm.checkpoint.methods import METHODS, format_module
 from qmm.checkpoint.safetensors_read import DTYPES, SafetensorsFile
+from qmm.formats.patterns import matches
 
 DATA = Path(__file__).parent.parent / "data"
 VECTORS = {p.stem: p for folder in ("gptq", "vectors") for p in sorted((DATA / folder).glob("*.safetensors"))}
@@ -243,7 +244,8 @@ def test_layers_left_alone(tmp_path: Path) -> None:
         ("model.layers.1", "model.layers.1.up", True),
         ("model.layers.1", "model.layers.10.up", False),
         ("re:.*lm_head", "model.lm_head", True),
-        ("re:.*lm_head", "model.lm_head.x", False),
+        ("re:.*lm_head", "model.lm_head.x", True),
+        ("re:.*lm_head$", "model.lm_head.x", False),
         (r"re:^model\.layers\.0\..*", "model.layers.0.up", True),
         ("model.layers.*.self_attn", "model.layers.3.self_attn", True),
         ("model.layers.*.self_attn", "model.layers.self_attn", False),
