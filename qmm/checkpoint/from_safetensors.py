@@ -103,6 +103,9 @@ class SafetensorsCheckpoint(Checkpoint):
         """A layer's own group index: checked, and whether it reorders."""
         if index is None:
             return spec
+        index = index.to(
+            torch.int64
+        )  # torch has no minimum of wide unsigned integers; past int64 is negative
         low, high = int(index.min()), int(index.max())
         if low < 0 or high >= spec.groups:
             got = low if low < 0 else high
@@ -110,7 +113,7 @@ class SafetensorsCheckpoint(Checkpoint):
                 layer, f"g_idx: must be in [0, G) with G={spec.groups} rows of scales; got {got}"
             )
         plain = torch.arange(spec.in_features, device=index.device) // spec.group_size
-        return replace(spec, act_order=not torch.equal(index.to(plain.dtype), plain))
+        return replace(spec, act_order=not torch.equal(index, plain))
 
     def _entry(self, layer: str, suffix: str) -> Entry:
         parts = self._parts[layer]

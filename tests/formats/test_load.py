@@ -30,7 +30,7 @@ TAGS = {
     torch.bfloat16: "BF16",
     torch.uint8: "U8",
 }
-TAGS[torch.float8_e4m3fn] = "F8_E4M3"
+TAGS |= {torch.float8_e4m3fn: "F8_E4M3", torch.uint32: "U32"}
 
 
 def image(tensors: Mapping[str, torch.Tensor], **metadata: str) -> bytes:
@@ -383,6 +383,15 @@ def test_dtype_that_torch_has_not(tmp_path: Path) -> None:
     assert checkpoint.unused == {"t": "not quantised: F4 [4]"}
     with pytest.raises(qmm.WeightFormatError, match=r"t\.safetensors: tensor 't': dtype.*got F4"):
         checkpoint.tensor("t")
+
+
+def test_unsigned_group_index(tmp_path: Path) -> None:
+    """Found by the fuzzer: torch has no minimum of uint32."""
+    for name, index in {"plain": torch.arange(64) // 32, "turned": torch.arange(64) % 2}.items():
+        (tmp_path / name).mkdir()
+        checkpoint = qmm.load(write(tmp_path / name, {**gptq("up"), "up.g_idx": index.to(torch.uint32)}))
+        assert checkpoint.facts("up").spec == checkpoint["up"].spec
+        assert checkpoint.facts("up").spec.act_order == (name == "turned")
 
 
 def test_what_a_format_module_offers() -> None:
