@@ -32,9 +32,11 @@ def table(values: tuple[float, ...], scales: Tensor, group: int) -> QuantizedWei
 
 
 def fp4() -> QuantizedWeight:
-    from qmm.formats.minifloat import E2M1_VALUES
+    from qmm.formats.minifloat import E2M1_VALUES, E8M0
 
-    scales = drawn(K // 32, N, top=5).to(torch.uint8).add(125).view(torch.float8_e8m0fnu)
+    if E8M0 is None:
+        pytest.skip("this torch has no float8_e8m0fnu")
+    scales = drawn(K // 32, N, top=5).to(torch.uint8).add(125).view(E8M0)
     return table(E2M1_VALUES, scales, 32)
 
 
