@@ -26,6 +26,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_DIMS = 4
 _MAX_ARRAY_DEPTH = 4
+_MAX_COUNT = 2**63  # without the zeros: [0, 2**62, 4] has no byte, and strides that overflow
 
 # ggml_type numbers
 TYPE_NAMES = {
@@ -199,6 +200,8 @@ def _placed(draft: _Draft, base: int, alignment: int, file_bytes: int, where: st
     what = f"{where}: tensor {draft.name!r} ({draft.qtype} {list(draft.shape)})"
     if draft.offset % alignment:
         raise WeightFormatError(f"{what}: offset must be a multiple of {alignment}; got {draft.offset}")
+    if prod(size for size in draft.shape if size) >= _MAX_COUNT:
+        raise WeightFormatError(f"{what}: the product of the sizes must be less than 2**63; got more")
     count, nbytes = prod(draft.shape), None
     block = BLOCK_TYPES.get(draft.qtype)
     if block is not None:

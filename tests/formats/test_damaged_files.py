@@ -328,7 +328,8 @@ GGUF: dict[str, tuple[bytes, list[str]]] = {
     "header-cut": (gguf_file()[:40], ["truncated"]),
     "offset-past-end": (gguf_file(offset=1 << 40), ["'up.weight'", "truncated"]),
     "offset-unaligned": (gguf_file(offset=1), ["'up.weight'", "offset", "32"]),
-    "shape-absurd": (gguf_file(dims=(32, 1 << 62)), ["'up.weight'", "truncated"]),
+    "shape-absurd": (gguf_file(dims=(32, 1 << 57)), ["'up.weight'", "truncated"]),
+    "empty-and-huge": (gguf_file(kind=0, dims=(4, 1 << 62, 0)), ["'up.weight'", "product", "2**63"]),
     "k-not-blocks": (gguf_file(dims=(33, 2)), ["'up.weight'", "block of 32"]),
     "dims-many": (gguf_file(dims=(32, 1, 1, 1, 1)), ["'up.weight'", "4 dimensions"]),
 }

@@ -385,6 +385,7 @@ def test_dtype_that_torch_has_not(tmp_path: Path) -> None:
         checkpoint.tensor("t")
 
 
+@pytest.mark.filterwarnings("ignore::qmm.FormatWarning")
 def test_unsigned_group_index(tmp_path: Path) -> None:
     """Found by the fuzzer: torch has no minimum of uint32."""
     for name, index in {"plain": torch.arange(64) // 32, "turned": torch.arange(64) % 2}.items():
