@@ -309,6 +309,7 @@ class QuantizedWeight(WeightProperties):
         values = other.tensors
         known = facts.has_values(values.qweight) or not facts.has_values(self.tensors.qweight)
         require(known, "other", "must hold values", f"a weight on {other.device}")
+        self._bound = float("nan")  # known to fit nothing, for calls of other threads in between
         self._store.copy_(values)
         self._bound = other._bound
         return self
