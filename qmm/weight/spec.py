@@ -76,11 +76,6 @@ class WeightSpec:
     act_order: bool = False
 
     @property
-    def code_words(self) -> int:
-        """Rows of ``qweight``: ``ceil(K * bits / 32)``."""
-        return words_for(self.in_features, self.bits)
-
-    @property
     def zero_words(self) -> int:
         """Rows of packed ``zeros``: ``ceil(G * bits / 32)``."""
         return words_for(self.groups, self.bits)
