@@ -76,7 +76,7 @@ def matmul(
         return result
     execute(choice, call, a, w, bias, result)
     if key is not None and not call.unprepared_in_capture:
-        w._plans[key] = (call, choice, call.out_shape)
+        _remember(w._plans, key, (call, choice, call.out_shape))
     return result
 
 
@@ -141,10 +141,15 @@ def _plan(call: MatmulCall, w: QuantizedWeight, backend: str, kernel: str | None
     if choice is None:
         choice = select(call, backend, kernel)
         warn_if_slow(choice, call)
-        if len(plans) >= _MAX_PLANS:
-            plans.clear()
-        plans[key] = choice
+        _remember(plans, key, choice)
     return choice
+
+
+def _remember(plans: dict[Any, Any], key: Any, value: Any) -> None:
+    """Both kinds of entries, of choices and of calls seen before, count towards one bound."""
+    if len(plans) >= _MAX_PLANS:
+        plans.clear()
+    plans[key] = value
 
 
 def execute(

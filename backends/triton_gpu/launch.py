@@ -5,7 +5,6 @@ No synchronisation and no reference kept: safe under CUDA graph capture (the wor
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qmm.backends.triton_gpu import BACKEND
+from qmm.backends.triton_gpu.device import on
 from qmm.backends.triton_gpu.heuristics import TiledConfig, groups_per_tile
 from qmm.backends.triton_gpu.reduce import reduce_kernel
 from qmm.backends.triton_gpu.tiled import tiled_kernel
@@ -31,7 +31,7 @@ def run(
     call: MatmulCall, config: TiledConfig, a: Tensor, w: WeightTensors, bias: Tensor | None, out: Tensor
 ) -> None:
     """Write the product into ``out``; operands as ``Backend.run`` says."""
-    with _on(call.device):
+    with on(call.device):
         splits = config.split_k
         if splits == 1:
             _multiply(call, config, a, w, bias, out)
@@ -120,12 +120,3 @@ def _readable(scales: Tensor) -> Tensor:
 
 def _tiles(size: int, block: int) -> int:
     return -(-size // block)
-
-
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it that of the operands, where it is another."""
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        return torch.cuda.device(device)
-    if device.type == "xpu" and device.index != torch.xpu.current_device():
-        return torch.xpu.device(device)
-    return contextlib.nullcontext()

@@ -178,7 +178,7 @@ class DeviceSuite:
     def test_second_gpu(self, target: Target) -> None:
         """Tensors on cuda:1 while cuda:0 is current; the current device stays."""
         if torch.cuda.device_count() < 2:
-            pytest.skip("needs two GPUs")
+            pytest.skip(f"needs two GPUs; got {torch.cuda.device_count()}")
         x = make_inputs(Case(), "cuda:1")
         torch.testing.assert_close(run(target, x.a, x.w).cpu(), run(target, x.a.to(0), x.w.to(0)).cpu())
         assert torch.cuda.current_device() == 0

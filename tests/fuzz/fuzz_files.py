@@ -218,7 +218,7 @@ def fuzz(seconds: float, seed: int, rounds: int | None = None) -> Counter[str]:
                 counts[f"{kind} sound"] += 1
             except qmm.WeightFormatError:
                 counts[f"{kind} refused"] += 1
-            except Exception as error:
+            except Exception as error:  # anything but the one error is a finding: kept, and raised
                 kept = Path(tempfile.gettempdir()) / f"qmm-fuzz-{seed}-{number}{path.suffix}"
                 kept.write_bytes(path.read_bytes())
                 raise AssertionError(

@@ -11,6 +11,11 @@ import pytest
 
 from qmm.backends.numba_gpu import environment
 
+# the packages alone: neither a GPU nor the simulator
+needs_numba = pytest.mark.skipif(
+    bool(environment.missing(True)), reason="; ".join(map(str, environment.missing(True))) or "numba is here"
+)
+
 
 @pytest.fixture
 def versions(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
@@ -71,16 +76,15 @@ def test_importing_the_backend_imports_no_numba() -> None:
     assert python(code) == "False"
 
 
+@needs_numba
 def test_no_gpu_is_a_reason_with_a_way_out() -> None:
     code = "import qmm; b = qmm.backends()['numba']; print(b.emulated, *b.environment(), sep='|')"
     said = python(code, CUDA_VISIBLE_DEVICES="")
-    if "numba" in said.split("needs ", 1)[1].split(";")[0]:
-        pytest.skip(f"numba is not here: {said}")
     assert said.startswith("None|needs a CUDA device")
     assert "NUMBA_ENABLE_CUDASIM=1" in said
 
 
-@pytest.mark.skipif(bool(environment.missing(True)), reason="numba is not here")
+@needs_numba
 def test_the_flag_may_come_after_import_qmm() -> None:
     """It counts until numba is first imported, and is not believed afterwards."""
     code = (

@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from qmm.backends.triton_gpu.heuristics import DeviceFacts
 from qmm.backends.triton_gpu.hopper import launch
 from qmm.backends.triton_gpu.hopper.choose import choose_decode, choose_wgmma, wgmma_config
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
@@ -212,7 +212,7 @@ def main(which: str) -> None:
     # the launch asks for these facts of a GPU
     torch.cuda.current_device = lambda: None
     torch.cuda.is_current_stream_capturing = lambda: True
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=PROCESSORS)
+    launch.device_facts = lambda device: DeviceFacts(PROCESSORS, SHARED_KIB[90] << 10)
     for name, wanted in COMPILATIONS.items():
         if which in ("all", name, "core" if wanted.core else wanted.kernel):
             began = time.perf_counter()

@@ -6,7 +6,6 @@ stream (inside graph capture: one for each call, which then belongs to the graph
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import torch
@@ -14,6 +13,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from qmm.backends.triton_gpu.device import on
+from qmm.backends.triton_gpu.heuristics import device_facts
 from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig, narrow, tiles_per_group
 from qmm.backends.triton_gpu.hopper.decode import decode_kernel
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout, block_k
@@ -42,15 +43,12 @@ def run(
 ) -> None:
     """Write the product into ``out``; operands as ``Backend.run`` says."""
     again = layout.again.get(id(call))
-    if again is not None and again[0] is call and again[1] == _alignment(bias, out):
-        elsewhere = call.device.index != torch.cuda.current_device()
-        with torch.cuda.device(call.device) if elsewhere else contextlib.nullcontext():
+    with on(call.device):
+        if again is not None and again[0] is call and again[1] == _alignment(bias, out):
             again[2](a, layout.words, layout.scales, layout.zeros, bias, out, *again[3])
-        return
-    if config.copies_a:
-        a = aligned_copy(a)
-    elsewhere = call.device.index != torch.cuda.current_device()
-    with torch.cuda.device(call.device) if elsewhere else contextlib.nullcontext():
+            return
+        if config.copies_a:
+            a = aligned_copy(a)
         if isinstance(config, DecodeConfig):
             _decode(call, config, a, layout, bias, out)
         else:
@@ -157,7 +155,7 @@ def _wgmma(
     partial, counters = layout.scales, layout.scales
     if config.split_k > 1:
         partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 4)
-    grid = min(_processors(call.device) * config.per_processor, tiles * config.split_k)
+    grid = min(device_facts(call.device).processors * config.per_processor, tiles * config.split_k)
     key = _key(call, config, bias, out)
     args = (
         a_desc, w_desc, c_desc, out, layout.scales, layout.zeros, bias, partial, counters,
@@ -181,10 +179,6 @@ def _words(layout: FragmentLayout, halves: int) -> TensorDescriptor:
         found = TensorDescriptor.from_tensor(layout.words.view(-1, 256), block, _UNITS)
         layout.launches[key] = found
     return found
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _workspace(device: torch.device, elements: int, counters: int) -> tuple[Tensor, Tensor]:

@@ -80,8 +80,8 @@ def stream_kernel(
     """Tile ``program_id`` of C: columns first, then rows.
 
     B tiles of K, one a warp, are one step. A group is TILES_PER_GROUP tiles (0: all of K), or a tile has PARTS groups.
-    RAGGED: K is no whole number of steps. Where a step reads nothing, its slot holds older values of the same rows of
-    A, or zeros: finite unless that row is not, and met by scale 0 or, in a padded tile (K_TAIL), by the code MID.
+    RAGGED: K is no whole number of steps. What a step does not read is zeros, as Triton fills a masked cp.async, or at
+    worst the slot's older values: of the same rows of A, and met by scale 0 or, in a padded tile (K_TAIL), by code MID.
     """
     B: gl.constexpr = gl.num_warps()
     BN: gl.constexpr = STRIPS * 16
