@@ -53,13 +53,6 @@ def seed(**changes: Any) -> QuantizedWeight:
     return QuantizedWeight.from_seed(**fields)
 
 
-def gptq(**changes: Any) -> QuantizedWeight:
-    fields: dict[str, Any] = {
-        "qweight": words(), "qzeros": words(G, 1), "scales": scales(), "bits": 4, "group_size": 32, **changes
-    }  # fmt: skip
-    return QuantizedWeight.from_gptq(**fields)
-
-
 def state(**changes: Any) -> QuantizedWeight:
     full = {**weight().state_dict(), **changes}
     return QuantizedWeight.from_state_dict({k: t for k, t in full.items() if t is not None})
@@ -313,22 +306,6 @@ TABLE: dict[str, Bad] = {
     "from_seed: scales list": Bad(
         lambda: seed(scales=[1.0]), W, ("scales", "must be a torch.Tensor", "list")
     ),
-    # from_gptq
-    "from_gptq: 5 bits": Bad(lambda: gptq(bits=5), W, ("bits", "2, 3, 4 or 8", "got 5")),
-    "from_gptq: version": Bad(lambda: gptq(version="v3"), W, ("version", "'v1'", "'v3'")),
-    "from_gptq: unpacked zeros": Bad(
-        lambda: gptq(qzeros=scales()), W, ("qzeros", "must be int32", "float16")
-    ),  # CASES 33
-    "from_gptq: zeros along G": Bad(
-        lambda: gptq(qzeros=words(1, N)), W, ("qzeros", "[G, N*bits/32] = [2, 1]", "[1, 8]")
-    ),
-    "from_gptq: scales list": Bad(
-        lambda: gptq(scales=[1.0]), W, ("scales", "must be a torch.Tensor", "list")
-    ),
-    "from_gptq: scales flat": Bad(
-        lambda: gptq(scales=torch.ones(())), W, ("scales", "2 dimensions [G, N]", "[]")
-    ),
-    "from_gptq: g_idx past G": Bad(lambda: gptq(g_idx=torch.full((K,), 2)), W, ("g_idx", "G=2", "got 2")),
     # from_state_dict
     "state_dict: no mapping": Bad(
         lambda: QuantizedWeight.from_state_dict([1]), T, ("state_dict", "mapping", "list")

@@ -11,6 +11,7 @@ import torch
 from qmm.backends.numba_gpu.facts import ReduceFacts, TiledFacts
 from qmm.backends.numba_gpu.reduce import make_reduce
 from qmm.backends.numba_gpu.tiled import make_tiled
+from qmm.weight.spec import UINT4
 
 Facts = TiledFacts | ReduceFacts
 
@@ -23,6 +24,7 @@ ELEMENTS = {
     torch.float8_e4m3fn: "uint8",
     torch.int8: "int8",
     torch.int32: "uint32",
+    UINT4: "uint32",  # eight in a word
 }
 if hasattr(torch, "float8_e8m0fnu"):
     ELEMENTS[torch.float8_e8m0fnu] = "uint8"

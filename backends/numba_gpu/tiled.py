@@ -11,7 +11,8 @@ Operands, all flat memory that is indexed with 64-bit offsets:
     a        [M, K] with strides    float16, float32, or bfloat16 bits as uint16
     qweight  [ceil(K*bits/32), N]   uint32; code k of a column is bits [k*bits, (k+1)*bits) of its words
     scales   [G, N]                 stored as they came; scale2 float32, one factor or [ceil(G/ratio), N]
-    zeros    [ceil(G*bits/32), N]   uint32, packed down G like codes; or [G, N] numbers (zero2 like scale2)
+             [ceil(G*4/32), N]      uint32, 4-bit integers packed down G like codes
+    zeros    [ceil(G*bits/32), N]   uint32, packed down G like codes; or like scales (zero2 like scale2)
     codebook [2**bits]              w = codebook[q] * s
     g_idx    [K]                    int32, the group of each row
     bias     [N]
@@ -34,20 +35,39 @@ from qmm.backends.numba_gpu.decode import code_reader, decoder
 from qmm.backends.numba_gpu.device import device_function
 from qmm.backends.numba_gpu.epilogue import make_finish
 from qmm.backends.numba_gpu.facts import TiledFacts
-from qmm.weight.spec import WORD_BITS, ZeroKind
+from qmm.weight.spec import FACTOR_BITS, UINT4, WORD_BITS, ZeroKind
 
 _ZERO = np.float32(0)
 
 
+def make_first(dtype: Any) -> Any:
+    """``first_level(first, g, n, n_size)``: float32 of ``first[g, n]``, or of integer g of column n of its words."""
+    if dtype == UINT4:
+        code_at = code_reader(FACTOR_BITS)
+
+        @device_function
+        def packed(first, g, n, n_size):  # type: ignore[no-untyped-def]
+            return np.float32(code_at(first, n_size, n, g))
+
+        return packed
+    decode = decoder(dtype)
+
+    @device_function
+    def first_level(first, g, n, n_size):  # type: ignore[no-untyped-def]
+        return decode(first[g * n_size + n])
+
+    return first_level
+
+
 def make_factor(dtype: Any, ratio_kind: str | None) -> Any:
     """``factor(first, second, ratio, g, n, n_size)``: float32 of ``first[g, n]`` times the second level, if any."""
-    decode = decoder(dtype)
+    first_level = make_first(dtype)
     has_second = ratio_kind is not None
     by_rows = ratio_kind == "rows"
 
     @device_function
     def factor(first, second, ratio, g, n, n_size):  # type: ignore[no-untyped-def]
-        value = decode(first[g * n_size + n])
+        value = first_level(first, g, n, n_size)
         if has_second:
             at = g // ratio * n_size + n if by_rows else 0
             value = value * second[at]

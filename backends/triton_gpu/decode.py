@@ -4,12 +4,16 @@ float8 tensors come in as uint8 and are decoded by their bits, which works on ev
 
     e4m3  | s | eeee | mmm |   2**(e-7) * 1.mmm, e=0: 2**-9 * mmm, no Inf, NaN where all of e and m are set
     e8m0  | eeeeeeee |         2**(e-127), NaN where all bits are set
+
+4-bit integers stand in int32 words, packed down G as 4-bit codes are down K.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+
+from qmm.backends.triton_gpu.unpack import codes_at
 
 
 @triton.jit
@@ -37,11 +41,14 @@ def load_factor(ptr, second_ptr, ratio, g, n, n_mask, N, DTYPE: tl.constexpr, ON
     """Factors of groups ``g`` (all below G) as float32 ``[groups, BLOCK_N]``, times their second level.
 
     Args:
-        ptr: ``[G, N]`` float, int8, or uint8 bits where DTYPE is "e4m3" or "e8m0".
+        ptr: ``[G, N]`` float, int8, or uint8 bits where DTYPE is "e4m3" or "e8m0"; words where it is "uint4".
         second_ptr: None, or float32 ``[1]`` (ONE_SECOND) or ``[ceil(G/ratio), N]``.
     """
     mask = n_mask[None, :]
-    raw = tl.load(ptr + g.to(tl.int64)[:, None] * N + n[None, :], mask=mask, other=0)
+    if DTYPE == "uint4":
+        raw = codes_at(ptr, 0, g, mask, n, N, 4)
+    else:
+        raw = tl.load(ptr + g.to(tl.int64)[:, None] * N + n[None, :], mask=mask, other=0)
     if DTYPE == "e4m3":
         value = decode_e4m3(raw)
     elif DTYPE == "e8m0":

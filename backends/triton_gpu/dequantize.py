@@ -48,7 +48,7 @@ def group_rows(g_idx_ptr, k0, k_left, G, group_size, GROUPS: tl.constexpr, BLOCK
 def load_weight(
     w_ptr, s_ptr, s2_ptr, z_ptr, z2_ptr, codebook_ptr, g_idx_ptr,
     k0, k_left, n, n_mask, N, G, group_size, s2_ratio, z2_ratio,
-    BITS: tl.constexpr, ZERO: tl.constexpr, S_DTYPE: tl.constexpr,
+    BITS: tl.constexpr, ZERO: tl.constexpr, S_DTYPE: tl.constexpr, Z_DTYPE: tl.constexpr,
     ONE_S2: tl.constexpr, ONE_Z2: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +71,7 @@ def load_weight(
         return (lifted(q) - spread(z, GROUPS, BLOCK_K, BLOCK_N)) * s
     else:
         z = spread(
-            load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, "plain", ONE_Z2), GROUPS, BLOCK_K, BLOCK_N
+            load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, Z_DTYPE, ONE_Z2), GROUPS, BLOCK_K, BLOCK_N
         )
         q_float = lifted(q) - 8388608.0
         if ZERO == "float":

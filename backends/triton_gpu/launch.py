@@ -25,6 +25,7 @@ REDUCE_BLOCK_M, REDUCE_BLOCK_N = 1, 512
 
 EMULATED = BACKEND.emulated is not None
 _FLOAT8 = {"float8_e4m3fn": "e4m3", "float8_e8m0fnu": "e8m0"}
+_DECODED = _FLOAT8 | {"uint4": "uint4"}  # the rest is converted as it is
 
 
 def run(
@@ -75,7 +76,8 @@ def constants(call: MatmulCall, config: TiledConfig) -> dict[str, Any]:
     return {
         "BITS": spec.bits,
         "ZERO": spec.zero_kind.value,
-        "S_DTYPE": _FLOAT8.get(dtype_name(spec.scale_dtype), "plain"),
+        "S_DTYPE": _DECODED.get(dtype_name(spec.scale_dtype), "plain"),
+        "Z_DTYPE": _DECODED.get(dtype_name(spec.zero_dtype), "plain"),
         "ONE_S2": spec.scale2_ratio == 0,
         "ONE_Z2": spec.zero2_ratio == 0,
         "ACTIVATION": call.activation,

@@ -28,7 +28,7 @@ blocks of ``size`` elements; d, m, dmin are float16, everything is little-endian
                                      qh byte j of 32 bytes:   | 96+j | 64+j | 32+j | j |, bits 4 and 5
 
 The packing of ``scales`` is drawn in ``gguf_levels``. Types with ``sc`` stay two-level: int8 ``scales``
-(and ``zeros``), float32 ``scale2`` = d (and ``zero2`` = -dmin).
+(and ``zeros``; Q2_K's of 4 bits stay packed), float32 ``scale2`` = d (and ``zero2`` = -dmin).
 
 Exactness: every field is kept as stored, so blocks -> weight -> blocks gives identical bytes, and ``dequantize()``
 equals ``gguf.quants.dequantize`` bit for bit in float32: ``d*sc`` and ``dmin*mn`` are exact there (11 + 8 bits), the
@@ -57,7 +57,8 @@ from qmm.errors import WeightFormatError
 from qmm.formats.gguf_blocks import BLOCK_TYPES, BlockType, pack_rows
 from qmm.formats.gguf_header import PLAIN_BYTES, TensorEntry, read_header
 from qmm.formats.gguf_write import factors_of
-from qmm.weight import QuantizedWeight
+from qmm.weight import QuantizedWeight, bitstream
+from qmm.weight.spec import FACTOR_BITS
 from qmm.weight.validate import require, whole_number
 
 if TYPE_CHECKING:
@@ -123,11 +124,11 @@ def from_blocks(
     codes, factors = kind.decode(blocks)
     return QuantizedWeight(
         pack_rows(codes, kind.bits),
-        _down(factors.scale),
+        _first_level(factors.scale, kind),
         bits=kind.bits,
         group_size=kind.group,
         in_features=k,
-        zeros=None if factors.zero is None else _down(factors.zero),
+        zeros=None if factors.zero is None else _first_level(factors.zero, kind),
         zero_kind=kind.zero_kind,
         scale2=None if factors.scale2 is None else _down(factors.scale2),
         scale2_ratio=None if factors.scale2 is None else kind.groups,
@@ -137,6 +138,13 @@ def from_blocks(
         if kind.codebook is None
         else torch.tensor(kind.codebook, dtype=torch.float32, device="cpu"),
     )
+
+
+def _first_level(rows: Tensor, kind: BlockType) -> Tensor:
+    """Factors ``[N, B, g]`` as the weight keeps them: ``[G, N]``, or words of 4-bit ones."""
+    if not kind.levels.packed:
+        return _down(rows)
+    return bitstream.pack(_down(rows), FACTOR_BITS)
 
 
 def _down(rows: Tensor) -> Tensor:

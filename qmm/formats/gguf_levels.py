@@ -35,12 +35,14 @@ class Levels:
         encode: factors (in range) -> fields, the inverse.
         scale_range: values a first-level int8 scale may take; None with floating scales.
         zero_range: the same for first-level zeros.
+        packed: they have 4 bits, and the weight keeps them so.
     """
 
     decode: Callable[[Fields], Factors]
     encode: Callable[[Factors], Fields]
     scale_range: tuple[int, int] | None = None
     zero_range: tuple[int, int] | None = None
+    packed: bool = False
 
 
 def _half(field: Tensor) -> Tensor:
@@ -123,7 +125,7 @@ def _encode_nibble_pairs(v: Factors) -> Fields:
 
 
 # Q2_K: byte j is mmmmssss, the scale and minimum of group j
-NIBBLE_PAIRS = Levels(_decode_nibble_pairs, _encode_nibble_pairs, (0, 15), (0, 15))
+NIBBLE_PAIRS = Levels(_decode_nibble_pairs, _encode_nibble_pairs, (0, 15), (0, 15), packed=True)
 
 
 def _decode_six_bit_pairs(f: Fields) -> Factors:

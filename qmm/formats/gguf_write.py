@@ -9,6 +9,7 @@ from qmm.errors import WeightFormatError
 from qmm.formats.gguf_blocks import BlockType
 from qmm.formats.gguf_levels import E8M0, Factors
 from qmm.weight import QuantizedWeight, ZeroKind
+from qmm.weight.dequantize import unpack_factors
 
 
 def factors_of(w: QuantizedWeight, kind: BlockType) -> Factors:
@@ -23,6 +24,8 @@ def factors_of(w: QuantizedWeight, kind: BlockType) -> Factors:
 
     def rows(value: Tensor, field: str, bounds: tuple[int, int] | None) -> Tensor:
         value = value.cpu()
+        if value.dtype == torch.int32:
+            value = unpack_factors(value, w.spec.groups).view(torch.int8)
         stored = (
             _as_e8m0(value, kind) if "e" in dict(kind.fields) else _first_level(value, field, kind, bounds)
         )

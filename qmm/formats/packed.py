@@ -215,7 +215,7 @@ def plain_scales(w: QuantizedWeight) -> Tensor:
     t = w.tensors
     if t.scale2 is None and t.scales.dtype in FLOAT_DTYPES:
         return t.scales
-    scale = effective(t.scales, t.scale2, w.spec.scale2_ratio)
+    scale = effective(t.scales, t.scale2, w.spec.scale2_ratio, w.spec.groups)
     half = scale.half()
     return half if torch.equal(half.float(), scale) else scale
 
@@ -229,14 +229,15 @@ def whole_zeros(w: QuantizedWeight, low: int, high: int, lossy: bool) -> tuple[T
     require(w.codebook is None, "codebook", "cannot be held by the format", "a weight with a codebook")
     t = w.tensors
     if w.zero_kind is ZeroKind.NONE:
-        return torch.full_like(t.scales, w.spec.midpoint, dtype=torch.int32), False
+        shape = (w.spec.groups, w.out_features)
+        return torch.full(shape, w.spec.midpoint, dtype=torch.int32, device=w.device), False
     stored = w.unpack_zeros()
     assert stored is not None
     if w.zero_kind is ZeroKind.BIAS:
         rule = "of kind bias cannot be held as whole zero points (lossy=True rounds)"
         require(lossy, "zeros", rule, "kind bias")
-        scale = effective(t.scales, t.scale2, w.spec.scale2_ratio)
-        zero = -effective(stored, t.zero2, w.spec.zero2_ratio) / scale
+        scale = effective(t.scales, t.scale2, w.spec.scale2_ratio, w.spec.groups)
+        zero = -effective(stored, t.zero2, w.spec.zero2_ratio, w.spec.groups) / scale
     else:
         zero = stored.float()
     fits = (zero == zero.round()) & (zero >= low) & (zero <= high)

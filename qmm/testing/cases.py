@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from qmm.backend import ACTIVATIONS
-from qmm.weight import QuantizedWeight, ZeroKind
-from qmm.weight.spec import SCALE_DTYPES, dtype_name
+from qmm.weight import QuantizedWeight, ZeroKind, bitstream
+from qmm.weight.spec import FACTOR_BITS, SCALE_DTYPES, UINT4, dtype_name
 
+_INTEGERS = (torch.int8, UINT4)  # scales that need a second level
 _SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 
@@ -101,7 +102,7 @@ def make_weight(case: Case, rng: np.random.Generator, *, exact: bool = False) ->
         values = rng.integers(0, top + 1, (groups, n)) if exact else rng.uniform(0, top, (groups, n))
         zeros = torch.from_numpy(np.asarray(values, np.float64)).to(HALF)
     elif case.zero_kind is ZeroKind.BIAS:
-        dtype = torch.int8 if case.scale_dtype == torch.int8 else HALF
+        dtype = case.scale_dtype if case.scale_dtype in _INTEGERS else HALF
         zeros, extra["zero2"], extra["zero2_ratio"] = _factors(case, rng, groups, exact, dtype)
         zeros = -zeros if dtype == HALF else zeros
     kind = None if case.codebook is not None else case.zero_kind
@@ -117,6 +118,10 @@ def _factors(
     powers = 2.0 ** rng.integers(-1, 2, shape)
     if dtype == torch.int8:
         first = torch.from_numpy(powers * 2 if exact else rng.integers(1, 64, shape)).to(dtype)
+    elif dtype == UINT4:  # eight in a word
+        first = bitstream.pack(
+            torch.from_numpy(powers * 2 if exact else rng.integers(0, 16, shape)), FACTOR_BITS
+        )
     elif exact or dtype_name(dtype) == "float8_e8m0fnu":
         first = torch.from_numpy(powers).to(dtype)
     else:
@@ -148,12 +153,12 @@ def _features() -> list[Case]:
             )
         )
     for i, scale in enumerate(SCALE_DTYPES):  # every scale dtype with every dtype of A
-        two = "one" if scale == torch.int8 else None
+        two = "one" if scale in _INTEGERS else None
         for dtype in (HALF, BF16, FLOAT):
             kind = tuple(ZeroKind)[i % 4]
             found.append(Case(scale_dtype=scale, dtype=dtype, two_level=two, m=2, n=9, k=40, zero_kind=kind))
     for two in ("one", "rows"):
-        for scale in (HALF, torch.float8_e4m3fn, torch.int8):
+        for scale in (HALF, torch.float8_e4m3fn, torch.int8, UINT4):
             found.append(
                 Case(two_level=two, scale_dtype=scale, k=100, group_size=16, m=2, zero_kind=ZeroKind.BIAS)
             )

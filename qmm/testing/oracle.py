@@ -48,9 +48,15 @@ def codes(words: Tensor, bits: int, rows: int) -> Array:
     return found
 
 
-def factors(first: Tensor, second: Tensor | None, ratio: int | None) -> Array:
+def nibbles(words: Tensor, rows: int) -> Array:
+    """4-bit integers ``[rows, N]``: value g of a column is the half byte g of its words' bytes, the low half first."""
+    raw = words.detach().cpu().t().contiguous().numpy().astype("<i4").view(np.uint8)  # [N, bytes]
+    return np.array([raw[:, g // 2] >> 4 * (g % 2) & 15 for g in range(rows)], np.float64)
+
+
+def factors(first: Tensor, second: Tensor | None, ratio: int | None, groups: int) -> Array:
     """Two-level factors ``[G, N]``."""
-    value = to_float64(first)
+    value = nibbles(first, groups) if first.dtype == torch.int32 else to_float64(first)
     if second is None:
         return value
     level = to_float64(second)
@@ -64,14 +70,14 @@ def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:
     t, s = w.tensors, w.spec
     q = codes(t.qweight, s.bits, s.in_features)
     group = [k // s.group_size for k in range(s.in_features)] if t.g_idx is None else t.g_idx.cpu().tolist()
-    scale = factors(t.scales, t.scale2, s.scale2_ratio)[group]
+    scale = factors(t.scales, t.scale2, s.scale2_ratio, s.groups)[group]
     with np.errstate(invalid="ignore", over="ignore"):
         if t.codebook is not None:
             value = to_float64(t.codebook)[q.astype(np.int64)] * scale
             return value, np.abs(value)
         if s.zero_kind is ZeroKind.BIAS:
             assert t.zeros is not None
-            bias = factors(t.zeros, t.zero2, s.zero2_ratio)[group]
+            bias = factors(t.zeros, t.zero2, s.zero2_ratio, s.groups)[group]
             return scale * q + bias, np.abs(scale * q) + np.abs(bias)
         if s.zero_kind is ZeroKind.NONE:
             zero = np.full_like(scale, 2.0 ** (s.bits - 1))

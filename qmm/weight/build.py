@@ -10,7 +10,7 @@ from torch import Tensor
 from qmm.errors import WeightFormatError
 from qmm.weight import bitstream
 from qmm.weight.facts import has_values
-from qmm.weight.spec import WORD_BITS, ZeroKind, dtype_name, words_for
+from qmm.weight.spec import WORD_BITS, ZeroKind, dtype_name
 from qmm.weight.store import same_storage
 from qmm.weight.tensors import WeightTensors
 from qmm.weight.validate import is_minus_one, parse_zero_kind, require, whole_number
@@ -74,6 +74,7 @@ def pack_codes(
     scales: Tensor,
     zeros: Tensor | None,
     bits: int,
+    group_size: int,
     zero_kind: ZeroKind | str | None,
     g_idx: Tensor | None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -82,12 +83,13 @@ def pack_codes(
     codes = check_codes(codes, "codes_kn", bits)
     if isinstance(zeros, Tensor) and not zeros.dtype.is_floating_point:
         kind = ZeroKind.INT if zero_kind is None else parse_zero_kind(zero_kind)
-        if kind is not ZeroKind.BIAS:  # an int8 bias with zero2 stays as it is
+        if kind is not ZeroKind.BIAS:  # integer biases with zero2 stay as they are
             ok = kind is not ZeroKind.FLOAT
             require(ok, "zeros", f"of kind {kind} must have a floating dtype", dtype_name(zeros.dtype))
             zeros = check_codes(zeros, "zeros", bits)
             # once packed, a missing row would read as zero points of 0
-            expected, got = [_rows(scales), codes.shape[1]], list(zeros.shape)
+            expected = [_groups(scales, codes.shape[0], group_size), codes.shape[1]]
+            got = list(zeros.shape)
             require(got == expected, "zeros", f"shape must be [G, N] = {expected}", got)
             zeros = bitstream.pack(zeros, bits)
     return bitstream.pack(codes, bits), zeros, narrow_g_idx(g_idx)
@@ -123,71 +125,13 @@ def seed_arguments(
     }
 
 
-def gptq_arguments(
-    qweight: Tensor,
-    qzeros: Tensor | None,
-    scales: Tensor,
-    g_idx: Tensor | None,
-    bits: int,
-    group_size: int,
-    version: str,
-    in_features: int | None,
-) -> dict[str, Any]:
-    """GPTQ: codes down K as here, zero points along N, minus one in version v1."""
-    bits = whole_number(bits, "bits", 1, 8)
-    require(bits in (2, 3, 4, 8), "bits", "must be 2, 3, 4 or 8 for GPTQ", bits)
-    require(
-        version in ("v1", "v2"), "version", "must be 'v1' (zeros stored minus one) or 'v2'", repr(version)
-    )
-    _words_2d(qweight, "qweight")
-    if in_features is None:
-        stream = qweight.shape[0] * WORD_BITS
-        fits = stream % bits == 0
-        require(
-            fits,
-            "in_features",
-            f"must be given where {bits}-bit codes do not fill the rows of qweight",
-            "None",
-        )
-        k = stream // bits
-    else:
-        k = whole_number(in_features, "in_features", 1)
-    group_size = k if is_minus_one(group_size) else whole_number(group_size, "group_size", 1)
-    zeros = None
-    if qzeros is not None:
-        _words_2d(qzeros, "qzeros")
-        groups, n = _rows(scales), qweight.shape[1]
-        expected, got = [groups, words_for(n, bits)], list(qzeros.shape)
-        require(got == expected, "qzeros", f"shape must be [G, N*bits/32] = {expected}", got)
-        # packed along N: the transpose is a stream down the rows
-        zeros = bitstream.unpack(as_words(qzeros).t().contiguous(), bits, n).t()
-        if version == "v1":
-            zeros = (zeros + 1) & ((1 << bits) - 1)
-        zeros = bitstream.pack(zeros, bits)
-    return {
-        "qweight": qweight,
-        "scales": scales,
-        "zeros": zeros,
-        "zero_kind": ZeroKind.NONE if zeros is None else ZeroKind.INT,
-        "bits": bits,
-        "group_size": group_size,
-        "in_features": k,
-        "g_idx": _drop_identity(narrow_g_idx(g_idx), k, group_size),
-    }
-
-
-def _drop_identity(g_idx: Any, k: int, group_size: int) -> Any:
-    """GPTQ files carry ``g_idx = k // group_size`` where there is no act-order."""
-    if not isinstance(g_idx, Tensor) or tuple(g_idx.shape) != (k,) or not has_values(g_idx):
-        return g_idx
-    plain = torch.arange(k, device=g_idx.device, dtype=torch.int32) // group_size
-    return None if torch.equal(g_idx, plain) else g_idx
-
-
-def _rows(scales: Any) -> int:
+def _groups(scales: Any, k: int, group_size: int) -> int:
+    """G by the rows of scales; packed ones leave it to K."""
     require(isinstance(scales, Tensor), "scales", "must be a torch.Tensor", type(scales).__name__)
     require(scales.dim() == 2, "scales", "must have 2 dimensions [G, N]", f"shape {list(scales.shape)}")
-    return int(scales.shape[0])
+    if scales.dtype != torch.int32:
+        return int(scales.shape[0])
+    return 1 if is_minus_one(group_size) else -(-k // whole_number(group_size, "group_size", 1))
 
 
 def _words_2d(t: Any, field: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qmm.weight.bitstream import unpack
-from qmm.weight.spec import WeightSpec, ZeroKind
+from qmm.weight.spec import FACTOR_BITS, WeightSpec, ZeroKind
 from qmm.weight.tensors import WeightTensors
 
 # Temporaries of one block per code: int32 while unpacking, uint8 codes, the float32 result, and the scale and zero
@@ -24,7 +24,7 @@ def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int
     Extra memory is at most ``BYTES_PER_CODE`` bytes for each of the ``K * (stop - start)`` codes.
     """
     q = unpack(t.qweight[:, start:stop], spec.bits, spec.in_features)
-    scale = effective(t.scales[:, start:stop], columns(t.scale2, start, stop), spec.scale2_ratio)
+    scale = effective(t.scales[:, start:stop], columns(t.scale2, start, stop), spec.scale2_ratio, spec.groups)
     if t.codebook is not None:
         w = t.codebook.float()[q.long()]
         return per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
@@ -41,20 +41,25 @@ def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int
     w = per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
     if spec.zero_kind is ZeroKind.BIAS:
         assert t.zeros is not None
-        bias = effective(t.zeros[:, start:stop], columns(t.zero2, start, stop), spec.zero2_ratio)
+        bias = effective(t.zeros[:, start:stop], columns(t.zero2, start, stop), spec.zero2_ratio, spec.groups)
         w = per_group(w, bias, spec, t.g_idx, torch.Tensor.add_)
     return w
 
 
-def effective(first: Tensor, second: Tensor | None, ratio: int | None) -> Tensor:
-    """First-level factors ``[G, N]`` times the second level, in float32."""
-    value = first.float()
+def effective(first: Tensor, second: Tensor | None, ratio: int | None, groups: int) -> Tensor:
+    """First-level factors as stored, times the second level: float32 ``[G, N]``."""
+    value = unpack_factors(first, groups).float()
     if second is None or ratio is None:
         return value
     if ratio == 0:
         return value * second
     rows = torch.arange(value.shape[0], device=value.device) // ratio
     return value * second[rows]
+
+
+def unpack_factors(first: Tensor, groups: int) -> Tensor:
+    """First-level factors ``[G, N]``: 4-bit ones out of their words as uint8, others as they are."""
+    return unpack(first, FACTOR_BITS, groups) if first.dtype == torch.int32 else first
 
 
 def columns(second: Tensor | None, start: int, stop: int) -> Tensor | None:
@@ -92,7 +97,7 @@ def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
 
 def _bound_of_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
     second = columns(t.scale2, start, stop)
-    scale = effective(t.scales[:, start:stop], second, spec.scale2_ratio).abs()
+    scale = effective(t.scales[:, start:stop], second, spec.scale2_ratio, spec.groups).abs()
     top = (1 << spec.bits) - 1
     if t.codebook is not None:
         values = t.codebook.float().abs()
@@ -108,5 +113,6 @@ def _bound_of_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int)
             zero = stored.float()
             bound = scale * torch.maximum(zero.abs(), (top - zero).abs())
         else:
-            bound = scale * top + effective(stored, columns(t.zero2, start, stop), spec.zero2_ratio).abs()
+            second = columns(t.zero2, start, stop)
+            bound = scale * top + effective(stored, second, spec.zero2_ratio, spec.groups).abs()
     return bound.max()

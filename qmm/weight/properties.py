@@ -83,7 +83,7 @@ class WeightProperties:
 
     @property
     def scales(self) -> Tensor:
-        """Scales as stored, ``[G, N]``."""
+        """Scales as stored, ``[G, N]``, or int32 words ``[ceil(G*4/32), N]`` of 4-bit ones."""
         return self.tensors.scales
 
     @property

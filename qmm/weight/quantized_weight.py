@@ -31,10 +31,13 @@ class QuantizedWeight(WeightProperties):
         qweight: int32 (or uint32, viewed as int32) ``[ceil(K*bits/32), N]``: codes as a little-endian bit stream
             down K; for bits 2, 4 and 8 element k is bits ``(k % pack_num) * bits`` of word ``k // pack_num``.
         scales: ``[G, N]``, float16, bfloat16, float32, float8_e4m3fn, float8_e8m0fnu, or int8 (with ``scale2``).
+            int32 ``[ceil(G*4/32), N]`` are integers from 0 to 15, packed down G like 4-bit codes (with ``scale2``;
+            not with ``g_idx``): ``spec.scale_dtype`` is then ``torch.uint4``.
         bits: bits of a code, 1 to 8.
         group_size: rows per group; -1 means K. Without ``g_idx``, G = ceil(K / group_size).
         in_features: K.
-        zeros: int32 ``[ceil(G*bits/32), N]`` packed down G like the codes (kind int), or floating ``[G, N]``.
+        zeros: int32 ``[ceil(G*bits/32), N]`` packed down G like the codes (kind int), or floating ``[G, N]``;
+            for kind bias with ``zero2`` also int8 or 4-bit integers, as ``scales`` may be.
         zero_kind: ``"none"``, ``"int"``, ``"float"`` or ``"bias"`` (:class:`ZeroKind`); None means none, int or
             float by what ``zeros`` is; bias has to be said.
         scale2: second level of the scales, float32 ``[1]`` or ``[ceil(G/r), N]``.
@@ -77,7 +80,13 @@ class QuantizedWeight(WeightProperties):
         g_idx: Tensor | None = None,
     ) -> None:
         tensors = WeightTensors(
-            build.as_words(qweight), scales, scale2, build.as_words(zeros), zero2, codebook, g_idx
+            build.as_words(qweight),
+            build.as_words(scales),
+            scale2,
+            build.as_words(zeros),
+            zero2,
+            codebook,
+            g_idx,
         )
         spec = make_spec(
             tensors,
@@ -119,9 +128,9 @@ class QuantizedWeight(WeightProperties):
 
         Args:
             codes_kn: integers ``[K, N]`` in ``[0, 2**bits)``, any integer dtype.
-            scales: ``[G, N]``.
+            scales: ``[G, N]``, or packed, as for the class.
             zeros: integers ``[G, N]`` in ``[0, 2**bits)`` (kind int), or floating ``[G, N]`` (kind float, or bias
-                where ``zero_kind="bias"`` says so).
+                where ``zero_kind="bias"`` says so; then as for the class).
             g_idx: any integer dtype ``[K]``.
 
         The other arguments are those of the class.
@@ -129,7 +138,9 @@ class QuantizedWeight(WeightProperties):
         Raises:
             WeightFormatError: a rule does not hold.
         """
-        words, packed_zeros, g_idx = build.pack_codes(codes_kn, scales, zeros, bits, zero_kind, g_idx)
+        words, packed_zeros, g_idx = build.pack_codes(
+            codes_kn, scales, zeros, bits, group_size, zero_kind, g_idx
+        )
         return cls(
             words,
             scales,
@@ -163,38 +174,6 @@ class QuantizedWeight(WeightProperties):
             WeightFormatError: a rule does not hold.
         """
         return cls(**build.seed_arguments(qw, scales, qzeros, w_bit, group_size))
-
-    @classmethod
-    def from_gptq(
-        cls,
-        qweight: Tensor,
-        qzeros: Tensor | None,
-        scales: Tensor,
-        g_idx: Tensor | None = None,
-        *,
-        bits: int,
-        group_size: int,
-        version: str = "v1",
-        in_features: int | None = None,
-    ) -> Self:
-        """From the tensors of a GPTQ layer.
-
-        Args:
-            qweight: int32 ``[K*bits/32, N]``, packed down K.
-            qzeros: int32 ``[G, N*bits/32]``, packed along N; None means symmetric.
-            scales: ``[G, N]``.
-            g_idx: integers ``[K]``; an identity (``k // group_size``) is recognised and dropped.
-            bits: 2, 3, 4 or 8.
-            group_size: rows per group; -1 means K.
-            version: ``"v1"`` stores z - 1 (read as ``(stored + 1) mod 2**bits``), ``"v2"`` stores z.
-            in_features: K, where it is not ``rows * 32 / bits``.
-
-        Raises:
-            WeightFormatError: a rule does not hold.
-        """
-        return cls(
-            **build.gptq_arguments(qweight, qzeros, scales, g_idx, bits, group_size, version, in_features)
-        )
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor], prefix: str = "") -> Self:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from qmm.errors import WeightFormatError
 from qmm.weight import bitstream
-from qmm.weight.dequantize import columns
-from qmm.weight.spec import WORD_BITS, WeightSpec, ZeroKind
+from qmm.weight.dequantize import columns, unpack_factors
+from qmm.weight.spec import FACTOR_BITS, WORD_BITS, WeightSpec, ZeroKind
 from qmm.weight.validate import require
 
 if TYPE_CHECKING:
@@ -32,15 +32,17 @@ def take(w: QuantizedWeight, index: Any) -> QuantizedWeight:
     g0, g1 = (0, s.groups) if whole_k or s.act_order else _groups(s, k0, k1)
     fields_: dict[str, Any] = {
         "qweight": _cut_stream(t.qweight[:, n0:n1], s.bits, s.in_features, k0, k1),
-        "scales": t.scales[g0:g1, n0:n1],
+        "scales": _cut_factors(t.scales[:, n0:n1], s.groups, g0, g1),
         "zeros": None if t.zeros is None else t.zeros[:, n0:n1],
         "codebook": t.codebook,
         "g_idx": None if t.g_idx is None else t.g_idx[k0:k1],
     }
     if t.zeros is not None:
-        packed = s.zero_kind is ZeroKind.INT
         cut = fields_["zeros"]
-        fields_["zeros"] = _cut_stream(cut, s.bits, s.groups, g0, g1) if packed else cut[g0:g1]
+        if s.zero_kind is ZeroKind.INT:
+            fields_["zeros"] = _cut_stream(cut, s.bits, s.groups, g0, g1)
+        else:
+            fields_["zeros"] = _cut_factors(cut, s.groups, g0, g1)
     for name, second, ratio in (("scale2", t.scale2, s.scale2_ratio), ("zero2", t.zero2, s.zero2_ratio)):
         part, new_ratio = _cut_second(columns(second, n0, n1), ratio, g0, g1)
         fields_[name], fields_[name + "_ratio"] = part, new_ratio
@@ -98,6 +100,20 @@ def _cut_stream(words: Tensor, bits: int, count: int, start: int, stop: int) -> 
     if start * bits % WORD_BITS == 0 and (stop * bits % WORD_BITS == 0 or stop == count):
         return words[start * bits // WORD_BITS : -(-stop * bits // WORD_BITS)]
     return bitstream.pack(bitstream.unpack(words, bits, count)[start:stop], bits)
+
+
+def _cut_factors(first: Tensor, groups: int, g0: int, g1: int) -> Tensor:
+    """Factors of groups ``[g0, g1)``, as stored."""
+    return _cut_stream(first, FACTOR_BITS, groups, g0, g1) if first.dtype == torch.int32 else first[g0:g1]
+
+
+def _join_factors(weights: Sequence[QuantizedWeight], name: str) -> Tensor:
+    """First-level factors joined along G, as stored."""
+    parts = [getattr(w.tensors, name) for w in weights]
+    if parts[0].dtype != torch.int32:
+        return _cat(parts, 0)
+    whole = torch.cat([unpack_factors(p, w.spec.groups) for p, w in zip(parts, weights, strict=True)])
+    return bitstream.pack(whole, FACTOR_BITS)
 
 
 def _cut_second(
@@ -172,17 +188,18 @@ def _cat_k(weights: Sequence[QuantizedWeight]) -> dict[str, Any]:
         require(not ragged, f"weights[{i}]", rule, w.in_features)
     offsets = [sum(w.spec.groups for w in weights[:i]) for i in range(len(weights))]
     zeros = None
-    if first.zeros is not None:
+    if first.zero_kind is ZeroKind.INT:
         parts = [w.unpack_zeros() for w in weights]
-        zeros = torch.cat([p for p in parts if p is not None])
-        zeros = bitstream.pack(zeros, first.bits) if first.zero_kind is ZeroKind.INT else zeros
+        zeros = bitstream.pack(torch.cat([p for p in parts if p is not None]), first.bits)
+    elif first.zeros is not None:
+        zeros = _join_factors(weights, "zeros")
     g_idx = None
     if first.g_idx is not None:
         indices = [w.tensors.g_idx for w in weights]
         g_idx = torch.cat([t.add(off) for t, off in zip(indices, offsets, strict=True) if t is not None])
     return {
         "qweight": bitstream.pack(torch.cat([w.unpack() for w in weights]), first.bits),
-        "scales": _cat([w.scales for w in weights], 0),
+        "scales": _join_factors(weights, "scales"),
         "zeros": zeros,
         "codebook": first.codebook,
         "g_idx": g_idx,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 
 WORD_BITS = 32
+UINT4: torch.dtype = torch.uint4  # type: ignore[attr-defined, unused-ignore]  # the stubs lack it
+FACTOR_BITS = 4  # bits of a packed first-level factor: UINT4 is its dtype, and int32 words hold eight
 SCALE_DTYPES: tuple[torch.dtype, ...] = (
     torch.float16,
     torch.bfloat16,
@@ -15,6 +17,7 @@ SCALE_DTYPES: tuple[torch.dtype, ...] = (
     torch.float8_e4m3fn,
     *((torch.float8_e8m0fnu,) if hasattr(torch, "float8_e8m0fnu") else ()),  # torch 2.7 and later
     torch.int8,
+    UINT4,
 )
 
 
@@ -27,7 +30,7 @@ class ZeroKind(str, enum.Enum):
     ``none``  nothing                                  ``(q - 2**(bits-1)) * s``
     ``int``   int32 words, packed like codes, down G   ``(q - z) * s``
     ``float`` floating ``[G, N]``                      ``(q - z) * s``
-    ``bias``  floating ``[G, N]``                      ``s * q + b``
+    ``bias``  like scales: floating, int8 or uint4     ``s * q + b``
     ========  =======================================  ==================================
 
     With a codebook the kind is ``none`` and the weight is ``codebook[q] * s``: nothing is subtracted.
@@ -53,8 +56,8 @@ class WeightSpec:
         out_features: N.
         groups: G, rows of ``scales``.
         zero_kind: see :class:`ZeroKind`.
-        scale_dtype: dtype of ``scales`` as stored.
-        zero_dtype: dtype of ``zeros``, or None.
+        scale_dtype: dtype of a scale as stored; ``torch.uint4`` where int32 words hold eight of them.
+        zero_dtype: dtype of ``zeros``, or None; for kind bias as ``scale_dtype``.
         scale2_ratio: None without a second level; 0 for one factor for the whole weight (``scale2`` is ``[1]``);
             otherwise the number of consecutive groups that share a row of ``scale2``.
         zero2_ratio: the same for ``zero2``.
@@ -79,6 +82,11 @@ class WeightSpec:
     def zero_words(self) -> int:
         """Rows of packed ``zeros``: ``ceil(G * bits / 32)``."""
         return words_for(self.groups, self.bits)
+
+    @property
+    def factor_words(self) -> int:
+        """Rows of packed ``scales`` (or biases) of 4 bits: ``ceil(G * 4 / 32)``."""
+        return words_for(self.groups, FACTOR_BITS)
 
     @property
     def midpoint(self) -> int:

@@ -12,9 +12,9 @@ class WeightTensors(NamedTuple):
 
     Attributes:
         qweight: int32 ``[ceil(K*bits/32), N]``.
-        scales: ``[G, N]``.
+        scales: ``[G, N]``, or int32 words ``[ceil(G*4/32), N]`` of 4-bit ones.
         scale2: float32 ``[1]`` or ``[ceil(G/r), N]``, or None.
-        zeros: int32 ``[ceil(G*bits/32), N]`` or floating ``[G, N]``, or None.
+        zeros: int32 ``[ceil(G*bits/32), N]``, or floating ``[G, N]``, or (kind bias) as ``scales``, or None.
         zero2: like ``scale2``, for zeros of kind bias.
         codebook: floating ``[2**bits]``, or None.
         g_idx: int32 ``[K]``, or None.

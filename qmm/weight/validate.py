@@ -9,10 +9,11 @@ from torch import Tensor
 
 from qmm.errors import WeightFormatError
 from qmm.weight.bitstream import padding_is_zero
-from qmm.weight.spec import SCALE_DTYPES, WeightSpec, ZeroKind, dtype_name, words_for
+from qmm.weight.spec import FACTOR_BITS, SCALE_DTYPES, UINT4, WeightSpec, ZeroKind, dtype_name, words_for
 from qmm.weight.tensors import WeightTensors
 
 FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_NEED_SECOND = (torch.int8, UINT4)  # integer factors: small steps of a second level
 MAX_FEATURES = 2**31 - 1  # codes of one column are indexed in 32 bits
 
 
@@ -85,27 +86,30 @@ def make_spec(
     require(n >= 1, "qweight", "must have at least one column", n)
     group_size = k if is_minus_one(group_size) else whole_number(group_size, "group_size", 1)
     require(t.scales.dim() == 2, "scales", "must have 2 dimensions [G, N]", f"shape {tuple(t.scales.shape)}")
-    _dtype(t.scales, "scales", SCALE_DTYPES)
-    groups = t.scales.shape[0]
-    _shape(t.scales, "scales", (groups, n), "[G, N]")
+    scale_dtype = factor_dtype(t.scales)
+    _dtype(scale_dtype, "scales", SCALE_DTYPES)
+    if scale_dtype in _NEED_SECOND:
+        what = "int32 words (4-bit scales)" if scale_dtype == UINT4 else "dtype int8"
+        require(t.scale2 is not None, "scales", f"of {what} need scale2", "no scale2")
+    rows = t.scales.shape[0]
+    _shape(t.scales, "scales", (rows, n), "[G, N]")
     if t.g_idx is None:
-        wanted = -(-k // group_size)
-        require(
-            groups == wanted,
-            "scales",
-            f"must have ceil(K/group_size) = {wanted} rows for K={k} and group_size={group_size}",
-            groups,
-        )
+        groups = -(-k // group_size)
+        packed = scale_dtype == UINT4
+        wanted, formula = (words_for(groups, FACTOR_BITS), "ceil(G*4/32)") if packed else (groups, "")
+        rule = f"must have {formula or 'ceil(K/group_size)'} = {wanted} rows for K={k} and group_size={group_size}"
+        require(rows == wanted, "scales", rule, rows)
     else:
-        require(groups >= 1, "scales", "must have at least one row", groups)
+        rule = "of 4 bits do not go with g_idx (their words do not tell G)"
+        require(scale_dtype != UINT4, "scales", rule, "both")
+        require(rows >= 1, "scales", "must have at least one row", rows)
         require(t.g_idx.dtype == torch.int32, "g_idx", "dtype must be int32", dtype_name(t.g_idx.dtype))
         _shape(t.g_idx, "g_idx", (k,), "[K]")
-    if t.scales.dtype == torch.int8:
-        require(t.scale2 is not None, "scales", "of dtype int8 need scale2", "no scale2")
+        groups = rows
     kind = _zero_kind(t, zero_kind)
     _check_zeros(t, kind, bits, groups, n)
     if t.codebook is not None:
-        _dtype(t.codebook, "codebook", FLOAT_DTYPES)
+        _dtype(t.codebook.dtype, "codebook", FLOAT_DTYPES)
         _shape(t.codebook, "codebook", (1 << bits,), "[2**bits]")
         require(
             kind is ZeroKind.NONE, "zeros", "must be absent when there is a codebook", f"zero kind {kind}"
@@ -117,13 +121,24 @@ def make_spec(
         out_features=n,
         groups=groups,
         zero_kind=kind,
-        scale_dtype=t.scales.dtype,
-        zero_dtype=None if t.zeros is None else t.zeros.dtype,
+        scale_dtype=scale_dtype,
+        zero_dtype=_zero_dtype(t.zeros, kind),
         scale2_ratio=_second_level(t.scale2, "scale2", scale2_ratio, groups, n),
         zero2_ratio=_second_level(t.zero2, "zero2", zero2_ratio, groups, n),
         codebook_dtype=None if t.codebook is None else t.codebook.dtype,
         act_order=t.g_idx is not None,
     )
+
+
+def factor_dtype(stored: Tensor) -> torch.dtype:
+    """dtype of first-level factors: int32 words hold eight of 4 bits each."""
+    return UINT4 if stored.dtype == torch.int32 else stored.dtype
+
+
+def _zero_dtype(zeros: Tensor | None, kind: ZeroKind) -> torch.dtype | None:
+    if zeros is None:
+        return None
+    return factor_dtype(zeros) if kind is ZeroKind.BIAS else zeros.dtype
 
 
 def check_values(t: WeightTensors, spec: WeightSpec) -> None:
@@ -138,14 +153,17 @@ def check_values(t: WeightTensors, spec: WeightSpec) -> None:
         f"bits past code {spec.in_features - 1} must be 0",
         "set bits in the last row of words",
     )
+    packed: list[tuple[str, Tensor | None, int, str]] = []
+    if spec.scale_dtype == UINT4:
+        packed.append(("scales", t.scales, FACTOR_BITS, "scale"))
     if spec.zero_kind is ZeroKind.INT:
-        assert t.zeros is not None
-        require(
-            padding_is_zero(t.zeros, spec.bits, spec.groups),
-            "zeros",
-            f"bits past zero point {spec.groups - 1} must be 0",
-            "set bits in the last row of words",
-        )
+        packed.append(("zeros", t.zeros, spec.bits, "zero point"))
+    elif spec.zero_dtype == UINT4:
+        packed.append(("zeros", t.zeros, FACTOR_BITS, "bias"))
+    for name, words, bits, what in packed:
+        assert words is not None
+        rule = f"bits past {what} {spec.groups - 1} must be 0"
+        require(padding_is_zero(words, bits, spec.groups), name, rule, "set bits in the last row of words")
     if t.g_idx is not None:
         low, high = (int(v) for v in torch.aminmax(t.g_idx))
         require(low >= 0, "g_idx", f"must be in [0, G) with G={spec.groups} rows of scales", low)
@@ -190,9 +208,14 @@ def _check_zeros(t: WeightTensors, kind: ZeroKind, bits: int, groups: int, n: in
         require(dtype == torch.int32, "zeros", "of kind int must be packed int32 words", dtype_name(dtype))
         _shape(t.zeros, "zeros", (words_for(groups, bits), n), "[ceil(G*bits/32), N]")
         return
-    allowed = FLOAT_DTYPES if kind is ZeroKind.FLOAT or t.zero2 is None else (*FLOAT_DTYPES, torch.int8)
+    allowed: tuple[torch.dtype, ...] = FLOAT_DTYPES
+    if kind is ZeroKind.BIAS and t.zero2 is not None:
+        allowed, dtype = (*FLOAT_DTYPES, *_NEED_SECOND), factor_dtype(t.zeros)
     require(dtype in allowed, "zeros", f"of kind {kind} must have dtype {_names(allowed)}", dtype_name(dtype))
-    _shape(t.zeros, "zeros", (groups, n), "[G, N]")
+    if dtype == UINT4:
+        _shape(t.zeros, "zeros", (words_for(groups, FACTOR_BITS), n), "[ceil(G*4/32), N]")
+    else:
+        _shape(t.zeros, "zeros", (groups, n), "[G, N]")
 
 
 def _second_level(second: Tensor | None, field: str, ratio: int | None, groups: int, n: int) -> int | None:
@@ -222,8 +245,8 @@ def _shape(t: Tensor, field: str, expected: tuple[int, ...], meaning: str) -> No
     require(tuple(t.shape) == expected, field, f"shape must be {meaning} = {list(expected)}", list(t.shape))
 
 
-def _dtype(t: Tensor, field: str, allowed: tuple[torch.dtype, ...]) -> None:
-    require(t.dtype in allowed, field, f"dtype must be one of {_names(allowed)}", dtype_name(t.dtype))
+def _dtype(got: torch.dtype, field: str, allowed: tuple[torch.dtype, ...]) -> None:
+    require(got in allowed, field, f"dtype must be one of {_names(allowed)}", dtype_name(got))
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

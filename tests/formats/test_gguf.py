@@ -141,10 +141,9 @@ def test_canonical_form(
     assert (w.bits, w.group_size, w.zero_kind) == (bits, group, kind)
     assert (w.scale2 is not None, w.codebook is not None) == (two_level, codebook)
     if two_level:
-        assert w.scales.dtype == torch.int8
+        assert w.spec.scale_dtype == (torch.uint4 if name == "Q2_K" else torch.int8)
         assert w.spec.scale2_ratio == BLOCK_TYPES[name].size // group
-    # Q2_K's 4-bit scales and minimums take a byte each here; before torch 2.7 MXFP4's scales are float32
-    wide = name == "Q2_K" or w.scales.dtype == torch.float32
+    wide = w.scales.dtype == torch.float32  # MXFP4 before torch 2.7
     assert w.nbytes <= (1.25 if wide else 1.1) * raw.nbytes
 
 

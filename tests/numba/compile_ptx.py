@@ -59,6 +59,11 @@ FACTS: dict[str, tuple[TiledFacts | ReduceFacts, tuple[int, int]]] = {
                 bias_dtype=HALF, activation="gelu_tanh"),
         (9, 0),
     ),
+    "int2-packed-factors": (
+        replace(BASE, bits=2, zero_kind=ZeroKind.BIAS, zero_dtype=torch.uint4, scale_dtype=torch.uint4,
+                scale2="rows", zero2="rows"),
+        (9, 0),
+    ),
     "int8-symmetric": (
         replace(BASE, bits=8, zero_kind=ZeroKind.NONE, zero_dtype=None, activation="relu"),
         (8, 0),

@@ -34,7 +34,7 @@ TYPES = {
     HALF: "fp16", BF16: "bf16", FLOAT: "fp32", torch.float64: "fp64",
     torch.int32: "i32", torch.uint8: "u8", torch.int8: "i8",
 }  # fmt: skip
-NONE, INT, FLOATING = ZeroKind.NONE, ZeroKind.INT, ZeroKind.FLOAT
+NONE, INT, FLOATING, BIAS = ZeroKind.NONE, ZeroKind.INT, ZeroKind.FLOAT, ZeroKind.BIAS
 CASES = {
     "decode-int4-sym-fp16": Case(m=1, n=256, k=1024, group_size=128, zero_kind=NONE),
     "prefill-int4-zeros-bf16": Case(m=512, n=256, k=1024, group_size=32, dtype=BF16, zero_kind=INT),
@@ -42,6 +42,9 @@ CASES = {
         m=40, n=256, k=256, bits=3, group_size=32, dtype=FLOAT, zero_kind=INT, act_order=True
     ),
     "int8-codebook-fp16": Case(m=24, n=256, k=1024, bits=8, group_size=64, zero_kind=NONE, codebook=HALF),
+    "int2-packed-factors-fp16": Case(
+        m=16, n=256, k=1024, bits=2, group_size=16, zero_kind=BIAS, scale_dtype=torch.uint4, two_level="rows"
+    ),
     "ragged-e4m3-bf16": Case(
         m=60, n=37, k=1001, group_size=24, dtype=BF16, scale_dtype=torch.float8_e4m3fn, two_level="one",
         zero_kind=FLOATING, bias=torch.float64, activation="gelu",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +10,10 @@ import torch
 from torch import Tensor
 
 import qmm
-from qmm import QuantizedWeight, WeightFormatError, ZeroKind
+from qmm import QuantizedWeight, ZeroKind
 from qmm.testing import CASES, Case, make_weight, oracle
 
 HALF = torch.float16
-GOLDEN = Path(__file__).parent.parent / "data" / "gptq"
 WEIGHTS = list(dict.fromkeys(str(c) for c in CASES))
 BY_ID = {str(c): c for c in CASES}
 
@@ -171,86 +168,6 @@ def test_from_seed_symmetric() -> None:
     qw = torch.tensor([[0x7FFFFFFF]], dtype=torch.int32)
     w = QuantizedWeight.from_seed(qw, torch.ones(1, 1, dtype=HALF), None, w_bit=4, group_size=-1)
     assert w.dequantize()[:, 0].tolist() == [7.0] * 7 + [-1.0]
-
-
-# from_gptq
-
-
-def pack_along_n(values: np.ndarray, bits: int) -> Tensor:
-    """GPTQ zero points: each row is one little-endian stream along N, by big integers."""
-    packed = []
-    for row in values.tolist():
-        number = sum(v << (i * bits) for i, v in enumerate(row))
-        packed.append(np.frombuffer(number.to_bytes(-(-len(row) * bits // 32) * 4, "little"), "<i4"))
-    return torch.from_numpy(np.stack(packed).astype(np.int32))
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
-def test_gptq_zero_points(bits: int, version: str) -> None:
-    """Every zero point; in v1 a true 0 is stored as all ones and read as ``(stored + 1) mod 2**bits`` (CASES 28)."""
-    size, n, k, group = 1 << bits, 64, 64, 16
-    rng = np.random.default_rng(bits)
-    zeros = rng.integers(0, size, (k // group, n))
-    zeros[0, :2], zeros[1, :2] = 0, size - 1
-    codes = torch.from_numpy(rng.integers(0, size, (k, n)))
-    stored = (zeros - 1) % size if version == "v1" else zeros
-    scales = torch.from_numpy(rng.uniform(0.5, 2, (k // group, n))).half()
-    packed = QuantizedWeight.from_codes(codes, scales, bits=bits, group_size=group).qweight
-    w = QuantizedWeight.from_gptq(
-        packed, pack_along_n(stored, bits), scales, bits=bits, group_size=group, version=version
-    )
-    assert np.array_equal(w.unpack_zeros().numpy(), zeros)  # type: ignore[union-attr]
-    assert torch.equal(w.unpack().long(), codes)
-    expected = (codes.numpy() - zeros.repeat(group, 0)) * scales.double().numpy().repeat(group, 0)
-    np.testing.assert_allclose(w.dequantize().double().numpy(), expected, rtol=1e-6)
-
-
-def test_gptq_identity_g_idx_is_dropped() -> None:
-    qweight, scales = torch.zeros(8, 8, dtype=torch.int32), torch.ones(4, 8)
-    plain = torch.arange(64) // 16
-    assert QuantizedWeight.from_gptq(qweight, None, scales, plain, bits=4, group_size=16).g_idx is None
-    moved = plain.flip(0)
-    w = QuantizedWeight.from_gptq(qweight, None, scales, moved, bits=4, group_size=16)
-    assert w.g_idx is not None and w.g_idx.tolist() == moved.tolist() and w.g_idx.dtype == torch.int32
-
-
-def test_gptq_short_last_group() -> None:
-    w = QuantizedWeight.from_gptq(
-        torch.zeros(9, 8, dtype=torch.int32), None, torch.ones(3, 8), bits=4, group_size=32
-    )
-    assert w.in_features == 72 and w.spec.groups == 3
-
-
-def test_gptq_three_bits_need_k_where_words_are_not_full() -> None:
-    """13 words hold 138 codes and 2 bits more: K cannot be told from the rows."""
-    qweight, scales = torch.zeros(13, 8, dtype=torch.int32), torch.ones(1, 8)
-    with pytest.raises(WeightFormatError, match=r"in_features: must be given where 3-bit codes do not fill"):
-        QuantizedWeight.from_gptq(qweight, None, scales, bits=3, group_size=-1)
-    assert (
-        QuantizedWeight.from_gptq(qweight, None, scales, bits=3, group_size=-1, in_features=130).in_features
-        == 130
-    )
-
-
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.json")), ids=lambda p: p.stem)
-def test_gptq_layers_of_the_peers(path: Path) -> None:
-    """Files packed by auto-gptq and gptqmodel give the weights that those read from them."""
-    safetensors = pytest.importorskip("safetensors.torch")
-    config = json.loads(path.read_text())["quantization_config"]
-    tensors = safetensors.load_file(path.with_suffix(".safetensors"))
-    w = QuantizedWeight.from_gptq(
-        *(tensors["layer." + name] for name in ("qweight", "qzeros", "scales", "g_idx")),
-        bits=config["bits"],
-        group_size=config["group_size"],
-        version="v2" if config.get("checkpoint_format") == "gptq_v2" else "v1",
-    )
-    assert torch.equal(w.dequantize().t(), tensors["expected.weight"])
-    assert w.spec.act_order == ("-act-" in path.stem)
-    a = tensors["expected.a"]
-    torch.testing.assert_close(
-        qmm.matmul(a, w, backend="torch"), a @ tensors["expected.weight"].t(), rtol=1e-4, atol=1e-4
-    )
 
 
 # what the constructor keeps

@@ -23,6 +23,9 @@ CASES = {
     "bias, two levels": Case(
         k=100, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.int8, two_level="rows"
     ),
+    "4-bit factors": Case(
+        k=180, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.uint4, two_level="rows"
+    ),
     "e4m3, one factor": Case(zero_kind=ZeroKind.NONE, scale_dtype=torch.float8_e4m3fn, two_level="one"),
     "codebook": Case(codebook=FLOAT, zero_kind=ZeroKind.NONE),
     "act-order": Case(act_order=True, k=64, group_size=16),
