@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from qmm.checkpoint.safetensors_read import DTYPES
+from qmm.checkpoint.temporary import Temporary
 
 _NAMES = {getattr(torch, name): tag for tag, (_, name) in DTYPES.items() if name and hasattr(torch, name)}
 _ENTRY_BYTES = (
@@ -31,8 +32,8 @@ _ALIGN = 64
 class SafetensorsWriter:
     """Writes ``path``; use as a context manager. The file appears, whole, when the block ends without an exception.
 
-    Until then the data stand in ``.<name>.<process>.tmp`` beside it, which an exception removes (a killed process
-    leaves it behind).
+    Until then the data stand in a hidden file beside it, which an exception removes; what a killed process leaves
+    behind, the next writer of the same file removes.
 
     Args:
         path: the file; an existing one is replaced.
@@ -45,13 +46,13 @@ class SafetensorsWriter:
 
     def __init__(self, path: Path, names: Iterable[str], metadata: Mapping[str, str]) -> None:
         self.path = path
-        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
         room = len(json.dumps(self._header)) + sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names)
         self._start = -(-(8 + room) // _ALIGN) * _ALIGN
         self.nbytes = self._written = 0
         self._last: dict[str, Tensor] = {}
-        self._file = self._temporary.open("xb")
+        self._temporary = Temporary(path)
+        self._file = self._temporary.path.open("wb")
         self._file.seek(self._start)
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -84,7 +85,7 @@ class SafetensorsWriter:
                 self._finish()
         finally:
             self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            self._temporary.close()
 
     def _finish(self) -> None:
         for name, tensor in sorted(self._last.items(), key=lambda item: -item[1].element_size()):
@@ -94,4 +95,4 @@ class SafetensorsWriter:
         self._file.write(struct.pack("<Q", self._start - 8) + header.ljust(self._start - 8))
         self._file.flush()
         os.fsync(self._file.fileno())  # otherwise the name may reach the disk before the data
-        os.replace(self._temporary, self.path)
+        os.replace(self._temporary.path, self.path)

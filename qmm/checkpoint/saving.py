@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from qmm.checkpoint.folder import CONFIG_KEY, INDEX, config_text
 from qmm.checkpoint.safetensors_write import SafetensorsWriter
 from qmm.checkpoint.targets import TARGETS, Target
+from qmm.checkpoint.temporary import Temporary
 from qmm.weight import QuantizedWeight
 
 _TORCH = {"format": "pt"}  # other libraries want to know whose tensors these are
@@ -37,7 +37,7 @@ def save(
     """Write weights, one at a time; a :class:`qmm.Checkpoint` as ``weights`` is read one layer at a time.
 
     Nothing stands under ``path`` until all of it does: data go to a hidden temporary file or folder beside it, which
-    takes the name at the end.
+    takes the name at the end. What a killed process left there for the same ``path`` is removed.
 
     Args:
         path: a ``.safetensors`` file, or a folder to make (``config.json`` and ``model.safetensors``, or shards).
@@ -152,12 +152,10 @@ def _write_shards(
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
     """A hidden folder beside ``path`` that takes its name when the block ends without an exception."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.mkdir()
+    temporary = Temporary(path, folder=True)
     try:
-        yield temporary
+        yield temporary.path
         _refuse_existing(path, overwrite=False)
-        os.rename(temporary, path)  # refuses a folder that has appeared meanwhile, unless it is empty
+        os.rename(temporary.path, path)  # refuses a folder that has appeared meanwhile, unless it is empty
     finally:
-        if temporary.exists():
-            shutil.rmtree(temporary)
+        temporary.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -278,7 +279,7 @@ qmm.save(sys.argv[1], weights, on_tensor=wait, overwrite=sys.argv[1].endswith(".
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no SIGKILL on this system")
 @pytest.mark.parametrize("target", ["w.safetensors", "folder"])
 def test_kill_leaves_the_old_or_nothing(tmp_path: Path, target: str) -> None:
-    """kill -9 in the middle: the old file is whole; a new folder is not there."""
+    """kill -9 in the middle: the old file is whole; a new folder is not there. The next writer tidies up."""
     path = tmp_path / target
     if path.suffix:
         path.write_text("old")
@@ -293,9 +294,45 @@ def test_kill_leaves_the_old_or_nothing(tmp_path: Path, target: str) -> None:
         os.kill(child.pid, signal.SIGKILL)
     assert child.returncode == -signal.SIGKILL
     assert (path.read_text() == "old") if path.suffix else not path.exists()
-    # what was left behind is in nobody's way
+    assert len(leftovers(tmp_path)) == 1
+    qmm.save(tmp_path / f"other-{target}", {"a": qmm.quantize(torch.ones(4, 32))})
+    assert len(leftovers(tmp_path)) == 1  # another place: not its business
     qmm.save(path, {"a": qmm.quantize(torch.ones(4, 32))}, overwrite=bool(path.suffix))
-    assert list(qmm.load(path)) == ["a"]
+    assert list(qmm.load(path)) == ["a"] and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("target", ["w.safetensors", "folder"])
+def test_a_writer_at_work_is_left_alone(tmp_path: Path, target: str) -> None:
+    """One that writes to the same place meanwhile, in this process; the one that is done first stays."""
+    path, weights = tmp_path / target, {"a": qmm.quantize(torch.ones(4, 32))}
+
+    def second(name: str) -> None:
+        qmm.save(path, {"b": weights["a"]})
+        assert len(leftovers(tmp_path)) == 1
+
+    with pytest.raises(FileExistsError):
+        qmm.save(path, weights, on_tensor=second)
+    assert list(qmm.load(path)) == ["b"] and leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["link", "user's own", "another target's", "unlockable"])
+def test_what_is_no_leftover_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    name = {"user's own": ".w.safetensors.tmp", "another target's": ".v.safetensors.0123abcd.qmm-tmp"}.get(
+        kind, ".w.safetensors.0123abcd.qmm-tmp"
+    )
+    (tmp_path / "mine").write_text("mine")
+    if kind == "link":
+        (tmp_path / name).symlink_to("mine")
+    else:
+        (tmp_path / name).write_text("mine")
+    if kind == "unlockable":  # as on a file system without locks
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.ENOLCK, "no locks")
+
+        monkeypatch.setattr("fcntl.flock", refuse)
+    qmm.save(tmp_path / "w.safetensors", {"a": qmm.quantize(torch.ones(4, 32))})
+    assert leftovers(tmp_path) == [name] and (tmp_path / name).read_text() == "mine"
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
