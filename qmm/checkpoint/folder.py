@@ -15,7 +15,7 @@ from qmm.errors import WeightFormatError
 
 INDEX = "model.safetensors.index.json"
 CONFIG_KEY = "quantization_config"  # in config.json, and in the metadata of a file that qmm wrote
-_CONFIG_KEYS = (CONFIG_KEY, "compression_config")  # the second is what old compressed-tensors files have
+CONFIG_KEYS = (CONFIG_KEY, "compression_config")  # the second is what old compressed-tensors files have
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -137,7 +137,7 @@ def _from_config(folder: Path) -> tuple[dict[str, Any], str] | None:
     whole = read_object(path)
     # models of images and text keep the language model's config one level down
     for part in (whole, whole.get("text_config")):
-        for key in _CONFIG_KEYS:
+        for key in CONFIG_KEYS:
             config = part.get(key) if isinstance(part, dict) else None
             if config is not None:
                 return _object(config, f"{path}: {key}"), str(path)

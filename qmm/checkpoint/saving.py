@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,7 @@ def save(
     config: Mapping[str, Any] | None = None,
     plain: Mapping[str, Tensor] | None = None,
     model_config: Mapping[str, Any] | None = None,
+    files: Mapping[str, Path] | None = None,
     overwrite: bool = False,
     lossy: bool = False,
     max_shard_bytes: int | None = None,
@@ -46,6 +48,7 @@ def save(
             codebook, no second level; zero points come back as kind int).
         config: more for the quantisation config of the file; may not contradict the weights.
         model_config: the rest of a folder's ``config.json``.
+        files: more files for a folder, by their names there (``/`` for a subfolder): a tokenizer's, for example.
         plain: tensors that are not quantised, by name, written as they are.
         overwrite: replace an existing file. (An existing folder is never replaced.)
         lossy: let the format round what it cannot hold, and warn of the loss.
@@ -55,7 +58,8 @@ def save(
     Raises:
         FileExistsError: ``path`` exists.
         WeightFormatError: the format cannot hold a weight; names the layer, the field and the rule.
-        ValueError: an unknown format, a name twice, or a config that contradicts the weights.
+        ValueError: an unknown format, a name twice, a config that contradicts the weights, or ``files`` for no folder
+            or with a name that is not for them.
     """
     path = Path(path)
     if format not in TARGETS:
@@ -68,6 +72,8 @@ def save(
     single = path.suffix == ".safetensors"
     if single and max_shard_bytes is not None:
         raise ValueError(f"max_shard_bytes: needs a folder to put shards in; got {path}")
+    files = dict(files or {})
+    _check_files(files, path, single)
     _refuse_existing(path, overwrite and single)
     target = TARGETS[format](weights, dict(config or {}), lossy)
     names = [f"{layer}.{suffix}" for layer in weights for suffix in target.suffixes]
@@ -88,6 +94,22 @@ def save(
             whole = {**dict(model_config or {}), CONFIG_KEY: json.loads(text)}
             (folder / "config.json").write_text(json.dumps(whole, indent=2) + "\n")
             _write_shards(folder, names, _batches(weights, plain, target, on_tensor), max_shard_bytes)
+            for name, source in files.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(source, folder / name)
+
+
+def _check_files(files: Mapping[str, Path], path: Path, single: bool) -> None:
+    if files and single:
+        raise ValueError(f"files: need a folder to stand in; got {path}")
+    for name in files:
+        parts = PurePosixPath(name).parts
+        plain = 1 <= len(parts) <= 2 and parts[0] != "/" and ".." not in parts and "\\" not in name
+        if not plain or name == "config.json" or name.endswith((".safetensors", ".safetensors.index.json")):
+            raise ValueError(
+                "files: names must be plain, in the folder or one below, and none that the weights take; "
+                f"got {name[:100]!r}"
+            )
 
 
 def _refuse_existing(path: Path, overwrite: bool) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import qmm
 from qmm.checkpoint import Checkpoint
+from qmm.checkpoint.companions import companions
+from qmm.checkpoint.folder import CONFIG_KEYS
 from qmm.checkpoint.json_text import read_object
 from qmm.cli.inspecting import plural
 from qmm.cli.report import progress
@@ -50,7 +52,8 @@ def run(
 ) -> None:
     """Convert, with a progress bar; one layer in memory at a time.
 
-    Tensors that are not quantised are copied as they are, and for a folder the rest of ``config.json``.
+    Tensors that are not quantised are copied as they are; from folder to folder also the rest of ``config.json`` and
+    the small files beside it (tokenizer, generation config, chat template ...).
 
     Raises:
         OSError: a file cannot be read or written, or ``target`` exists.
@@ -67,6 +70,8 @@ def run(
         )
     if not len(checkpoint):
         raise qmm.WeightFormatError(f"{source}: must hold quantised layers; got none")
+    folders = source.is_dir() and target.suffix != ".safetensors"
+    files, left_out = companions(source) if folders else ({}, {})
     total = len(checkpoint) + len(checkpoint.plain)
     with warnings.catch_warnings(record=True) as caught, progress(console, total) as step:
         warnings.simplefilter("always")
@@ -76,26 +81,38 @@ def run(
             to,
             plain=_Plain(checkpoint),
             model_config=_model_config(source),
+            files=files,
             overwrite=overwrite,
             lossy=lossy,
             max_shard_bytes=max_shard_bytes,
             on_tensor=lambda name: step(name, advance=1),
         )
-    for text in dict.fromkeys(str(w.message) for w in caught):
+    texts = [str(w.message) for w in caught] + [
+        f"{name}: not copied: {why}" for name, why in left_out.items()
+    ]
+    for text in dict.fromkeys(texts):
         console.print(Text(f"Warning: {text}"), style="yellow", soft_wrap=True)
     before = sum(map(checkpoint.nbytes, checkpoint))
     console.print(
         Text(
             f"{target}: {plural(len(checkpoint), 'layer')} ({before / 1e6:.1f} MB as {checkpoint.method}) as {to}, "
         )
-        + Text(f"{plural(len(checkpoint.plain), 'tensor')} as before"),
+        + Text(f"{plural(len(checkpoint.plain), 'tensor')} as before")
+        + Text(f", {plural(len(files), 'other file')} copied" if files else ""),
         soft_wrap=True,
     )
 
 
 def _model_config(source: Path) -> dict[str, Any]:
-    """What the source's ``config.json`` says of the model; its quantisation is another now."""
+    """What the source's ``config.json`` says of the model; its quantisation is another now.
+
+    Models of images and text may have it one level down, where it would contradict the new one.
+    """
     path = source / "config.json"
     if not path.is_file():
         return {}
-    return {key: value for key, value in read_object(path).items() if key != "compression_config"}
+    found = {key: value for key, value in read_object(path).items() if key not in CONFIG_KEYS}
+    text = found.get("text_config")
+    if isinstance(text, dict):
+        found["text_config"] = {key: value for key, value in text.items() if key not in CONFIG_KEYS}
+    return found

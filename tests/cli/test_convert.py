@@ -65,6 +65,88 @@ def test_same_weights(
     ]
 
 
+OTHERS = (
+    "tokenizer.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "merges.txt",
+    "tokenizer.model",
+    "LICENSE",
+)
+
+
+def test_the_folder_stays_usable(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no weight comes along; old configs, other libraries' weights, hidden files do not."""
+    for name in OTHERS:
+        (model / name).write_text(f"this is {name}")
+    (model / "additional_chat_templates").mkdir()
+    (model / "additional_chat_templates" / "rag.jinja").write_text("{{ x }}")
+    for name in ("quantize_config.json", "pytorch_model.bin", ".gitattributes", "old.safetensors.index.json"):
+        (model / name).write_text('{"quant_method": "qmm", "version": 1}')
+    (model / "original").mkdir()
+    config = json.loads((model / "config.json").read_text())
+    nested = {"hidden_size": 64, "quantization_config": config["quantization_config"]}
+    (model / "config.json").write_text(json.dumps({**config, "text_config": nested, "tie": True}))
+    out = tmp_path / "out"
+    assert call(model, out, "--to", "gptq_v2") == 0
+    assert "2 tensors as before, 7 other files copied" in capsys.readouterr().out
+    there = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert there == {*OTHERS, "additional_chat_templates/rag.jinja", "config.json", "model.safetensors"}
+    assert all((out / name).read_bytes() == (model / name).read_bytes() for name in OTHERS)
+    written = json.loads((out / "config.json").read_text())
+    assert written["text_config"] == {"hidden_size": 64} and written["tie"] is True
+    quantization = written["quantization_config"]
+    assert quantization["quant_method"] == "gptq" and quantization["checkpoint_format"] == "gptq_v2"
+    assert (quantization["bits"], quantization["group_size"]) == (4, 32)
+    assert (quantization["desc_act"], quantization["sym"]) == (False, False)
+    assert set(qmm.load(out)) == set(qmm.load(model))
+    assert call(model, tmp_path / "one.safetensors", "--to", "qmm") == 0
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_links_are_not_followed_out_of_the_folder(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clone may hold a link to anything; what is left out is said."""
+    (tmp_path / "secret").write_text("secret")
+    (model / "tokenizer.json").symlink_to("../secret")
+    (model / "absolute.txt").symlink_to(tmp_path / "secret")
+    (model / "chat_template.jinja").write_text("inside")
+    (model / "copy.jinja").symlink_to("chat_template.jinja")
+    (model / "nowhere").symlink_to("none")
+    (model / "additional_chat_templates").symlink_to(tmp_path)
+    (model / "large.json").write_bytes(bytes(2000))
+    monkeypatch.setattr("qmm.checkpoint.companions.MAX_BYTES", 1000)
+    out = tmp_path / "out"
+    assert call(model, out, "--to", "qmm") == 0
+    assert sorted(p.name for p in out.iterdir()) == [
+        "chat_template.jinja", "config.json", "copy.jinja", "model.safetensors",
+    ]  # fmt: skip
+    assert (out / "copy.jinja").read_text() == "inside" and not (out / "copy.jinja").is_symlink()
+    shown = capsys.readouterr().out
+    for name in ("tokenizer.json", "absolute.txt", "additional_chat_templates"):
+        assert f"Warning: {name}: not copied: a link out of the folder" in shown
+    assert "Warning: large.json: not copied: larger than" in shown
+
+
+def test_a_snapshot_of_the_cache(model: Path, tmp_path: Path) -> None:
+    """Hugging Face's cache: every file is a link to ../../blobs."""
+    repo = tmp_path / "models--a--b"
+    snapshot, blobs = repo / "snapshots" / "0123", repo / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    (model / "tokenizer.json").write_text("tokens")
+    for i, path in enumerate(sorted(model.iterdir())):
+        path.rename(blobs / str(i))
+        (snapshot / path.name).symlink_to(f"../../blobs/{i}")
+    (tmp_path / "secret").write_text("secret")
+    (snapshot / "vocab.json").symlink_to("../../../secret")
+    assert call(snapshot, tmp_path / "out", "--to", "qmm") == 0
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "tokens"
+    assert not (tmp_path / "out" / "vocab.json").exists()
+    assert set(qmm.load(tmp_path / "out")) == set(qmm.load(snapshot))
+
+
 def test_shards_and_prefix(model: Path, tmp_path: Path) -> None:
     assert call(model, tmp_path / "out", "--to", "qmm", "--prefix", "layers.0.", "--max-shard-mb", 1) == 0
     assert list(qmm.load(tmp_path / "out")) == ["layers.0.up"]

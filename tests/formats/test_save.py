@@ -343,6 +343,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "name-twice": ({"plain": {"a.scales": torch.ones(1)}}, "plain: names must not be.*'a.scales'"),
     "config-contradicts": ({"config": {"version": 2}}, "config: version must be 1 for these weights; got 2"),
     "config-bits": ({"format": "gptq_v2", "config": {"bits": 8}}, "config: bits must be 4"),
+    "files-of-a-file": ({"files": {"t.json": Path("t")}}, "files: need a folder to stand in"),
+    "file-over-config": (
+        {"path": "m", "files": {"config.json": Path("t")}},
+        "files: names must be .*'config.json'",
+    ),
+    "file-outside": ({"path": "m", "files": {"../t": Path("t")}}, r"files: names must be plain.*'\.\./t'"),
+    "file-anywhere": ({"path": "m", "files": {"/tmp/t": Path("t")}}, "files: names must be plain.*'/tmp/t'"),
     "config-no-json": ({"config": {"f": len}}, "config: must be JSON"),
     "config-nan": ({"config": {"f": float("nan")}}, "config: must be JSON"),
 }
