@@ -21,7 +21,7 @@ from qmm.registry import backends, use_backend
 from qmm.weight import QuantizedWeight, WeightSpec, ZeroKind
 
 if TYPE_CHECKING:
-    from qmm import formats
+    from qmm import formats, nn
     from qmm.checkpoint import Checkpoint, load, save
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "formats",
     "load",
     "matmul",
+    "nn",
     "prepare",
     "quantize",
     "save",
@@ -59,8 +60,12 @@ except PackageNotFoundError:  # run from a source tree that was not installed
 
 
 def __getattr__(name: str) -> object:
-    if name == "formats":  # loaded when first named, as is what reads and writes files
-        return importlib.import_module("qmm.formats")
+    if name in (
+        "formats",
+        "nn",
+        "integrations",
+    ):  # loaded when first named, as is what reads and writes files
+        return importlib.import_module(f"qmm.{name}")
     if name in ("Checkpoint", "load", "save"):
         return getattr(importlib.import_module("qmm.checkpoint"), name)
     raise AttributeError(f"module 'qmm' has no attribute {name!r}")

@@ -67,6 +67,15 @@ class WeightProperties:
         return self._store.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What to take for the dtype of W where code asks for one: that of the scales, float32 where those have 8 bits.
+
+        The result of a product has the dtype of ``a``, whatever this is.
+        """
+        dtype = self._spec.scale_dtype
+        return dtype if dtype.itemsize > 1 else torch.float32
+
+    @property
     def fits_float16(self) -> bool:
         """Whether every value is known to lie inside float16's range."""
         return self._bound <= _FLOAT16_MAX

@@ -225,9 +225,11 @@ class QuantizedWeight(WeightProperties):
     def __getitem__(self, index: Any) -> QuantizedWeight:
         """``w[k0:k1, n0:n1]``: a copy of a block, exact; K is cut at group edges (anywhere with act-order).
 
+        ``w[:, columns]`` with a 1-D tensor (or list) of integers picks columns, in that order, repeats allowed.
+
         Raises:
-            TypeError: the index is not two slices of step 1.
-            WeightFormatError: a cut of K inside a group, or an empty slice.
+            TypeError: the index is not two slices of step 1 (or a slice and integers).
+            WeightFormatError: a cut of K inside a group, an empty slice, or a column that is not there.
         """
         return slicing.take(self, index)
 

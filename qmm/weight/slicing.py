@@ -13,6 +13,7 @@ from qmm.errors import WeightFormatError
 from qmm.weight import bitstream
 from qmm.weight.dequantize import columns, unpack_factors
 from qmm.weight.spec import FACTOR_BITS, WORD_BITS, WeightSpec, ZeroKind
+from qmm.weight.tensors import WeightTensors
 from qmm.weight.validate import require
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 def take(w: QuantizedWeight, index: Any) -> QuantizedWeight:
     """See ``QuantizedWeight.__getitem__``."""
     index = index if isinstance(index, tuple) else (index,)
+    if len(index) == 2 and isinstance(index[1], (Tensor, list)):
+        return _pick(take(w, index[0]) if index[0] != slice(None) else w, index[1])
     if len(index) > 2 or not all(isinstance(i, slice) and i.step in (None, 1) for i in index):
         raise TypeError(f"index: must be one or two slices of step 1, w[k0:k1, n0:n1]; got {index!r}")
     k0, k1, _ = index[0].indices(w.in_features)
@@ -48,6 +51,35 @@ def take(w: QuantizedWeight, index: Any) -> QuantizedWeight:
         fields_[name], fields_[name + "_ratio"] = part, new_ratio
     copied = {k: v.clone() if isinstance(v, Tensor) else v for k, v in fields_.items()}
     return _make(w, copied, s.group_size, k1 - k0)
+
+
+def _pick(w: QuantizedWeight, index: Tensor | list[int]) -> QuantizedWeight:
+    """Columns by number, in that order, exact."""
+    if isinstance(index, Tensor) and (index.dtype not in (torch.int32, torch.int64) or index.dim() != 1):
+        raise TypeError(
+            f"index: columns must be a 1-D tensor of int32 or int64; got {index.dtype} {list(index.shape)}"
+        )
+    columns_ = torch.as_tensor(index, dtype=torch.int64, device=w.device)
+    require(columns_.numel() > 0, "index", "must keep at least one column", "none")
+    low, high = (int(v) for v in torch.aminmax(columns_))
+    require(low >= 0 and high < w.out_features, "index", f"must be in [0, {w.out_features})", (low, high))
+    picked = select_columns(w.tensors, columns_)
+    ratios = {"scale2_ratio": w.spec.scale2_ratio, "zero2_ratio": w.spec.zero2_ratio}
+    return _make(w, picked._asdict() | ratios, w.group_size, w.in_features)
+
+
+def select_columns(t: WeightTensors, index: Tensor) -> WeightTensors:
+    """The canonical tensors of columns ``index`` (1-D, in range), in that order; copies, no look at any value."""
+
+    def pick(x: Tensor | None) -> Tensor | None:
+        if x is None or x.dim() == 1:  # one factor for the whole weight
+            return x
+        if x.element_size() == 1:  # 8-bit floats cannot be indexed: their bytes can
+            return x.view(torch.uint8).index_select(1, index).view(x.dtype)
+        return x.index_select(1, index)
+
+    own = {name: pick(getattr(t, name)) for name in ("qweight", "scales", "scale2", "zeros", "zero2")}
+    return WeightTensors(**(t._asdict() | own))
 
 
 def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:

@@ -1,0 +1,1 @@
+"""Other libraries, through their own plug-in interfaces."""
