@@ -15,6 +15,7 @@ from qmm.call import MatmulCall
 from qmm.errors import FormatWarning, Reason, SlowKernelWarning, UnsupportedError, WeightFormatError
 from qmm.explain import Explanation, explain
 from qmm.matmul import matmul
+from qmm.op import define as _define  # noqa: F401  # so that programs with qmm::matmul in them can be loaded
 from qmm.prepare import prepare
 from qmm.quantize import quantize
 from qmm.registry import backends, use_backend

@@ -21,7 +21,7 @@ from qmm.weight.spec import SCALE_DTYPES, ZeroKind, dtype_name
 
 if TYPE_CHECKING:
     from qmm.call import MatmulCall
-    from qmm.weight import QuantizedWeight
+    from qmm.weight import QuantizedWeight, WeightSpec
 
 
 class Tier(enum.IntEnum):
@@ -156,6 +156,13 @@ class Backend(abc.ABC):
 
     def prepare(self, w: QuantizedWeight) -> PreparedLayout | None:
         """The weight in this backend's own layout, or None where its kernels read the canonical form."""
+        return None
+
+    def adopt(self, spec: WeightSpec, tensors: Mapping[str, Tensor]) -> PreparedLayout | None:
+        """The prepared layout that these tensors (``PreparedLayout.tensors``) are, or None where that is unknown.
+
+        For programs that torch traced: they hold tensors and no layout.
+        """
         return None
 
     @abc.abstractmethod

@@ -94,38 +94,15 @@ def make_call(
         ValueError: shapes, devices or options that do not go together.
         NotImplementedError: a gradient is wanted.
     """
-    _check_types(a, w, bias, out)
+    check_types(a, w, bias, out)
     spec = w.spec
-    if a.dim() < 1 or a.shape[-1] != spec.in_features:
-        raise ValueError(
-            f"a: the last size must equal w.in_features; got a of shape {tuple(a.shape)} "
-            f"and w with in_features={spec.in_features}, out_features={spec.out_features}"
-        )
+    check_last_size(a, spec)
     if a.device != w.device:
         raise ValueError(f"a and w must be on one device; got a on {a.device} and w on {w.device}")
     if bias is not None:
-        if tuple(bias.shape) != (spec.out_features,):
-            raise ValueError(
-                f"bias: shape must be ({spec.out_features},), w.out_features; got {tuple(bias.shape)}"
-            )
-        if bias.device != a.device:
-            raise ValueError(
-                f"a and bias must be on one device; got a on {a.device} and bias on {bias.device}"
-            )
-    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
-        raise ValueError(f"activation: must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}")
-    if not isinstance(deterministic, (bool, str)) or deterministic not in DETERMINISTIC:
-        raise ValueError(f"deterministic: must be True, False or 'batch'; got {deterministic!r}")
-    if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
-        raise NotImplementedError(
-            "qmm.matmul has no gradient yet, and a or bias requires one: "
-            "call it under torch.no_grad(), or pass a.detach()"
-        )
-    if _has_tangent(a) or (bias is not None and _has_tangent(bias)):
-        raise NotImplementedError(
-            "qmm.matmul has no forward-mode gradient yet, and a or bias carries a tangent: "
-            "pass torch.autograd.forward_ad.unpack_dual(a).primal"
-        )
+        check_bias(bias, a, spec)
+    check_options(activation, deterministic)
+    check_no_derivative(a, bias)
     shape = tuple(a.shape)
     if out is not None:
         _check_out(out, a, w, bias, (*shape[:-1], spec.out_features))
@@ -170,10 +147,52 @@ def in_forward_mode() -> bool:
 
 
 def _has_tangent(t: Tensor) -> bool:
-    return in_forward_mode() and forward_ad.unpack_dual(t).tangent is not None
+    return forward_ad.unpack_dual(t).tangent is not None
 
 
-def _check_types(a: object, w: object, bias: object, out: object) -> None:
+def check_last_size(a: Tensor, spec: WeightSpec) -> None:
+    """K of ``a`` is K of the weight."""
+    if a.dim() < 1 or a.shape[-1] != spec.in_features:
+        raise ValueError(
+            f"a: the last size must equal w.in_features; got a of shape {tuple(a.shape)} "
+            f"and w with in_features={spec.in_features}, out_features={spec.out_features}"
+        )
+
+
+def check_bias(bias: Tensor, a: Tensor, spec: WeightSpec) -> None:
+    """Shape and device."""
+    if tuple(bias.shape) != (spec.out_features,):
+        raise ValueError(
+            f"bias: shape must be ({spec.out_features},), w.out_features; got {tuple(bias.shape)}"
+        )
+    if bias.device != a.device:
+        raise ValueError(f"a and bias must be on one device; got a on {a.device} and bias on {bias.device}")
+
+
+def check_options(activation: object, deterministic: object) -> None:
+    """Names of options that exist."""
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
+        raise ValueError(f"activation: must be None or one of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    if not isinstance(deterministic, (bool, str)) or deterministic not in DETERMINISTIC:
+        raise ValueError(f"deterministic: must be True, False or 'batch'; got {deterministic!r}")
+
+
+def check_no_derivative(a: Tensor, bias: Tensor | None) -> None:
+    """Derivatives that there are none of."""
+    if torch.is_grad_enabled() and (a.requires_grad or (bias is not None and bias.requires_grad)):
+        raise NotImplementedError(
+            "qmm.matmul has no gradient yet, and a or bias requires one: "
+            "call it under torch.no_grad(), or pass a.detach()"
+        )
+    if in_forward_mode() and (_has_tangent(a) or (bias is not None and _has_tangent(bias))):
+        raise NotImplementedError(
+            "qmm.matmul has no forward-mode gradient yet, and a or bias carries a tangent: "
+            "pass torch.autograd.forward_ad.unpack_dual(a).primal"
+        )
+
+
+def check_types(a: object, w: object, bias: object, out: object) -> None:
+    """What the operands are, and their dtypes."""
     from qmm.weight import QuantizedWeight
 
     if not isinstance(w, QuantizedWeight):

@@ -112,7 +112,7 @@ _warned: set[str] = set()
 def warn_if_slow(choice: Choice, call: MatmulCall) -> None:
     """Say once per process and kernel that ``auto`` fell back to a slow kernel on a GPU.
 
-    To be called by what ``qmm.matmul`` calls, so that the warning points at the user's line.
+    To be called three calls below ``qmm.matmul``, so that the warning points at the user's line.
     """
     ident = f"{choice.backend.name}.{choice.kernel.name}"
     slow = choice.auto and choice.kernel.tier >= SLOW_TIER and call.device.type != "cpu"
@@ -122,7 +122,7 @@ def warn_if_slow(choice: Choice, call: MatmulCall) -> None:
     text = f"qmm: backend='auto' fell back to {ident} ({choice.kernel.summary}), which is slow on a GPU"
     if choice.passed_over:
         text += f"; passed over: {', '.join(choice.passed_over)}"
-    warnings.warn(text + ". qmm.explain(a, w) shows all reasons.", SlowKernelWarning, stacklevel=4)
+    warnings.warn(text + ". qmm.explain(a, w) shows all reasons.", SlowKernelWarning, stacklevel=5)
 
 
 def unsupported(call: MatmulCall, name: str, source: str, kernel: str | None) -> UnsupportedError:

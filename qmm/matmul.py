@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from qmm.call import MatmulCall, in_forward_mode, make_call
 from qmm.dispatch import Choice, check_kernel, select, warn_if_slow
+from qmm.op.modes import modes_active
+from qmm.op.modes import wanted as wanted_by_torch
 from qmm.registry import AUTO, wanted_backend
 from qmm.strides import as_rows
 from qmm.weight import QuantizedWeight
@@ -57,16 +61,76 @@ def matmul(
         >>> qmm.matmul(torch.randn(3, 64), w).shape
         torch.Size([3, 8])
     """
-    key = _seen_key(a, w, bias, activation, out, backend, kernel, deterministic)
+    if is_compiling():
+        return _as_operator(a, w, bias, activation, out, backend, kernel, deterministic)
+    key = seen_key(a, w, bias, activation, out, backend, kernel, deterministic)
     if key is not None and (seen := w._plans.get(key)) is not None:
-        call, choice, shape = seen
-        result = a.new_empty(shape)
-        if len(shape) == 2 and bias is None and not a.requires_grad:
-            choice.backend.run(call, choice.kernel, choice.config, a, w, None, result)
-        else:
-            execute(choice, call, a, w, bias, result)
-        return result
+        return again(seen, a, w, bias)
+    if wanted_by_torch(a, bias):
+        return _as_operator(a, w, bias, activation, out, backend, kernel, deterministic)
+    return first(
+        a, w, key,
+        bias=bias, activation=activation, out=out, backend=backend, kernel=kernel, deterministic=deterministic,
+    )  # fmt: skip
+
+
+def _as_operator(
+    a: Tensor,
+    w: QuantizedWeight,
+    bias: Tensor | None,
+    activation: str | None,
+    out: Tensor | None,
+    backend: str,
+    kernel: str | None,
+    deterministic: bool | str,
+) -> Tensor:
+    from qmm.op import way_in
+
+    return way_in.matmul(
+        a,
+        w,
+        bias=bias,
+        activation=activation,
+        out=out,
+        backend=backend,
+        kernel=kernel,
+        deterministic=deterministic,
+    )
+
+
+def again(
+    seen: tuple[MatmulCall, Choice, tuple[int, ...]], a: Tensor, w: QuantizedWeight, bias: Tensor | None
+) -> Tensor:
+    """A call that was seen before."""
+    call, choice, shape = seen
+    result = a.new_empty(shape)
+    if len(shape) == 2 and bias is None and not a.requires_grad:
+        choice.backend.run(call, choice.kernel, choice.config, a, w, None, result)
+    else:
+        execute(choice, call, a, w, bias, result)
+    return result
+
+
+def first(
+    a: Tensor,
+    w: QuantizedWeight,
+    key: Any = None,
+    *,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+    backend: str = AUTO,
+    kernel: str | None = None,
+    deterministic: bool | str = True,
+    prepare: bool = True,
+) -> Tensor:
+    """A call that was not seen before: checked, planned, run, and remembered under ``key``, if there is one.
+
+    ``prepare=False`` runs kernels that read the weight as it is, without making a layout of it.
+    """
     call = make_call(a, w, bias=bias, activation=activation, out=out, deterministic=deterministic)
+    if not (prepare or w.is_prepared):
+        call = replace(call, unprepared_in_capture=True)
     if call.device.type == "meta":
         wanted_backend(backend)  # an unknown name raises here too
         return a.new_empty(call.out_shape) if out is None else out
@@ -80,7 +144,7 @@ def matmul(
     return result
 
 
-def _seen_key(
+def seen_key(
     a: Tensor,
     w: QuantizedWeight,
     bias: Tensor | None,
@@ -104,6 +168,7 @@ def _seen_key(
         or a.is_neg()
         or a.numel() == 0
         or in_forward_mode()
+        or modes_active()
     ):
         return None
     grad = torch.is_grad_enabled() and a.requires_grad
@@ -113,7 +178,7 @@ def _seen_key(
             return None
         facts = (bias.shape, bias.stride(), bias.dtype, bias.device)
         grad = grad or (torch.is_grad_enabled() and bias.requires_grad)
-    held = w._store.held
+    held = w._store._held
     if grad or not (activation is None or isinstance(activation, str)):
         return None
     if not (kernel is None or isinstance(kernel, str)):
@@ -127,7 +192,7 @@ def _seen_key(
     released_to = next(iter(held.prepared)) if held.canonical is None else None
     return (
         a.shape, a.stride(), a.dtype, a.device, offset, facts, activation,
-        wanted_backend(backend), kernel, released_to, w.fits_float16,
+        wanted_backend(backend), kernel, released_to, w._facts,
     )  # fmt: skip
 
 

@@ -422,10 +422,10 @@ TABLE: dict[str, Bad] = {
         ("bias", "dense strided", "nested"),
     ),
     "matmul: kernel list": Bad(lambda: matmul(kernel=["tiled"]), T, ("kernel", "None or a str", "got list")),
-    "matmul: vmap": Bad(
-        lambda: transformed(lambda f: torch.vmap(f)(activations(2, 3, K))),
+    "matmul: vmap over a bias": Bad(
+        lambda: torch.vmap(lambda bias: matmul(bias=bias))(torch.zeros(2, N)),
         NotImplementedError,
-        ("a", "tensor with memory", "torch.func transforms"),
+        ("vmap", "a alone", "bias"),
     ),
     "matmul: torch.func.jvp": Bad(
         lambda: transformed(lambda f: torch.func.jvp(f, (activations(),), (activations(),))),

@@ -17,12 +17,14 @@ from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
 from qmm.errors import Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from qmm.backends.triton_gpu.heuristics import TiledConfig
     from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig
     from qmm.call import MatmulCall
-    from qmm.weight import QuantizedWeight
+    from qmm.weight import QuantizedWeight, WeightSpec
 
 MIN_TRITON = (3, 2)
 
@@ -100,6 +102,11 @@ class TritonBackend(Backend):
         from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
 
         return FragmentLayout(w)
+
+    def adopt(self, spec: WeightSpec, tensors: Mapping[str, Tensor]) -> PreparedLayout | None:
+        from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
+
+        return FragmentLayout.of(spec, tensors)
 
     def run(
         self,

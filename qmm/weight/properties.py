@@ -8,18 +8,25 @@ from torch import Tensor
 from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
 from qmm.weight.store import Store
 from qmm.weight.tensors import WeightTensors
+from qmm.weight.text import to_text
 
 _FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 class WeightProperties:
-    """Read-only properties; the subclass fills ``_spec``, ``_store`` and ``_bound`` (an upper bound on ``|W|``)."""
+    """Read-only properties; the subclass fills ``_spec`` and ``_store``, and calls ``_know_bound``."""
 
-    __slots__ = ("_bound", "_spec", "_store")
+    __slots__ = ("_bound", "_facts", "_spec", "_store")
 
     _bound: float
+    _facts: str
     _spec: WeightSpec
     _store: Store
+
+    def _know_bound(self, bound: float) -> None:
+        """An upper bound on ``|W|``, NaN where none is known; and the facts as text, for programs that are traced."""
+        self._bound = bound
+        self._facts = to_text(self._spec, bound <= _FLOAT16_MAX)
 
     @property
     def spec(self) -> WeightSpec:

@@ -11,7 +11,7 @@ from torch import Tensor
 from qmm.weight import build, facts, slicing
 from qmm.weight.dequantize import dequantize_columns, magnitude_bound
 from qmm.weight.properties import WeightProperties
-from qmm.weight.spec import ZeroKind
+from qmm.weight.spec import WeightSpec, ZeroKind
 from qmm.weight.store import Store
 from qmm.weight.tensors import WeightTensors
 from qmm.weight.validate import check_values, make_spec, require
@@ -102,7 +102,7 @@ class QuantizedWeight(WeightProperties):
         if known:
             check_values(tensors, spec)
         self._spec, self._store = spec, Store(tensors)
-        self._bound = magnitude_bound(tensors, spec) if known else float("nan")
+        self._know_bound(magnitude_bound(tensors, spec) if known else float("nan"))
         self._plans: dict[Any, Any] = {}
 
     # -- named constructors ------------------------------------------------------------------------------------
@@ -273,8 +273,22 @@ class QuantizedWeight(WeightProperties):
     def _same_meaning(self, tensors: WeightTensors) -> QuantizedWeight:
         other = object.__new__(type(self))
         other._spec, other._store, other._plans = self._spec, Store(tensors), {}
-        other._bound = self._bound if facts.has_values(tensors.qweight) else float("nan")
+        other._know_bound(self._bound if facts.has_values(tensors.qweight) else float("nan"))
         return other
+
+    @classmethod
+    def _of(
+        cls,
+        spec: WeightSpec,
+        canonical: WeightTensors | None,
+        prepared: dict[str, PreparedLayout],
+        fits_float16: bool,
+    ) -> Self:
+        """A weight of tensors that were validated before."""
+        made = object.__new__(cls)
+        made._spec, made._store, made._plans = spec, Store(canonical, prepared), {}
+        made._know_bound(0.0 if fits_float16 else float("nan"))
+        return made
 
     @torch.no_grad()
     def copy_(self, other: QuantizedWeight) -> Self:
@@ -290,9 +304,9 @@ class QuantizedWeight(WeightProperties):
         values = other.tensors
         known = facts.has_values(values.qweight) or not facts.has_values(self.tensors.qweight)
         require(known, "other", "must hold values", f"a weight on {other.device}")
-        self._bound = float("nan")  # known to fit nothing, for calls of other threads in between
+        self._know_bound(float("nan"))  # known to fit nothing, for calls of other threads in between
         self._store.copy_(values)
-        self._bound = other._bound
+        self._know_bound(other._bound)
         return self
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -336,3 +350,13 @@ class QuantizedWeight(WeightProperties):
         """Back to the canonical form alone; prepared layouts are dropped."""
         self._store.restore()
         return self
+
+    def _choose_runner(self, *facts: Any) -> str:
+        """See :func:`qmm.op.way_in.choose_runner`."""
+        from qmm.op.way_in import choose_runner
+
+        return choose_runner(self, *facts)
+
+    # torch.compiler.assume_constant_result, without loading torch's compiler for it: torch.compile calls this method
+    # while it traces, and what comes back is a constant.
+    _choose_runner._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -15,21 +15,51 @@ if TYPE_CHECKING:
     from qmm.weight.quantized_weight import QuantizedWeight
 
 
-class _Held(NamedTuple):
-    """What is in memory at one moment. Replaced whole and never changed, so that readers need no lock."""
+class Held(NamedTuple):
+    """What is in memory at one moment. Replaced whole and never changed, so that readers need no lock.
+
+    Attributes:
+        canonical: the canonical tensors, or None where the weight is released.
+        prepared: prepared layouts by backend name.
+        parts: every tensor of both, in one list: what a traced program takes as its inputs.
+        layout: what ``parts`` are, as :func:`layout_of` writes it.
+    """
 
     canonical: WeightTensors | None
     prepared: dict[str, PreparedLayout]
+    parts: tuple[Tensor, ...]
+    layout: str
+
+
+def hold(canonical: WeightTensors | None, prepared: dict[str, PreparedLayout]) -> Held:
+    """``Held`` of these, with its parts listed."""
+    groups = [("", {} if canonical is None else canonical.present())]
+    groups += [(name, dict(layout.tensors)) for name, layout in prepared.items()]
+    parts = tuple(t for _, tensors in groups for t in tensors.values())
+    return Held(canonical, prepared, parts, layout_of([(name, tuple(ts)) for name, ts in groups if ts]))
+
+
+def layout_of(groups: list[tuple[str, tuple[str, ...]]]) -> str:
+    """``":qweight,scales|triton:words,scales"``: names in order, behind whose they are (canonical: nobody's)."""
+    return "|".join(f"{owner}:{','.join(names)}" for owner, names in groups)
+
+
+def groups_of(layout: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The inverse of :func:`layout_of`."""
+    pairs = [group.partition(":") for group in layout.split("|")]
+    return [(owner, tuple(names.split(","))) for owner, _, names in pairs]
 
 
 class Store:
     """Canonical tensors and prepared layouts by backend name; never both absent."""
 
-    def __init__(self, canonical: WeightTensors) -> None:
-        self._held = _Held(canonical, {})
+    def __init__(
+        self, canonical: WeightTensors | None, prepared: dict[str, PreparedLayout] | None = None
+    ) -> None:
+        self._held = hold(canonical, prepared or {})
         self._declined: set[str] = set()  # backends that read the canonical form
         self._lock = threading.RLock()  # held while anything changes
-        self.device = canonical.qweight.device
+        self.device = self._held.parts[0].device
 
     def tensors(self) -> WeightTensors:
         """The canonical tensors, restored for the caller where they were released."""
@@ -37,7 +67,7 @@ class Store:
         return _canonical(held) if held.canonical is None else held.canonical
 
     @property
-    def held(self) -> _Held:
+    def held(self) -> Held:
         """What is in memory now; another object after every change."""
         return self._held
 
@@ -91,19 +121,19 @@ class Store:
             if layout is None:
                 return None
             if release:
-                self._held = _Held(None, {name: layout})
+                self._held = hold(None, {name: layout})
             elif (
                 held.canonical is None and name not in held.prepared
             ):  # released to another: one copy at a time
-                self._held = _Held(_canonical(held), {name: layout})
+                self._held = hold(_canonical(held), {name: layout})
             else:
-                self._held = _Held(held.canonical, {**held.prepared, name: layout})
+                self._held = hold(held.canonical, {**held.prepared, name: layout})
             return layout
 
     def restore(self) -> None:
         """Canonical alone."""
         with self._lock:
-            self._held = _Held(_canonical(self._held), {})
+            self._held = hold(_canonical(self._held), {})
 
     def copy_(self, values: WeightTensors) -> None:
         """New values of the same facts into the same storage."""
@@ -120,7 +150,7 @@ class Store:
                 layout.refill(on_device)
 
 
-def _canonical(held: _Held) -> WeightTensors:
+def _canonical(held: Held) -> WeightTensors:
     if held.canonical is not None:
         return held.canonical
     (layout,) = held.prepared.values()

@@ -125,18 +125,26 @@ class FragmentLayout(PreparedLayout):
     layout = "fragments"
 
     def __init__(self, w: QuantizedWeight) -> None:
-        self.spec: WeightSpec = w.spec
         t = w.tensors
-        filled = self._fill(t.qweight, t.scales, t.zeros)
-        self.words, self.scales, self.zeros = filled
+        self._hold(w.spec, *self._fill(w.spec, t.qweight, t.scales, t.zeros))
+
+    @classmethod
+    def of(cls, spec: WeightSpec, tensors: Mapping[str, Tensor]) -> FragmentLayout:
+        """The layout whose tensors these are."""
+        made = object.__new__(cls)
+        made._hold(spec, tensors["words"], tensors["scales"], tensors.get("zeros"))
+        return made
+
+    def _hold(self, spec: WeightSpec, words: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+        self.spec, self.words, self.scales, self.zeros = spec, words, scales, zeros
         # what launch.py remembers for this weight, no values of it: compiled kernels, and calls that were made before
         self.launches: dict[Any, Any] = {}
         self.again: dict[int, Any] = {}
 
+    @staticmethod
     def _fill(
-        self, qweight: Tensor, scales: Tensor, zeros: Tensor | None
+        s: WeightSpec, qweight: Tensor, scales: Tensor, zeros: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        s = self.spec
         words = pack_fragments(qweight, s.bits, s.in_features)
         if zeros is not None:
             if s.zero_kind is ZeroKind.INT:
@@ -165,7 +173,7 @@ class FragmentLayout(PreparedLayout):
     def refill(self, canonical: Mapping[str, Tensor | None]) -> None:
         qweight, scales = canonical["qweight"], canonical["scales"]
         assert qweight is not None and scales is not None
-        words, permuted, zeros = self._fill(qweight, scales, canonical["zeros"])
+        words, permuted, zeros = self._fill(self.spec, qweight, scales, canonical["zeros"])
         self.words.copy_(words)
         self.scales.copy_(permuted)
         if zeros is not None and self.zeros is not None:
