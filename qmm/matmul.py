@@ -18,6 +18,7 @@ from qmm.strides import as_rows
 from qmm.weight import QuantizedWeight
 
 _MAX_PLANS = 256  # per weight; shapes beyond that start the cache anew
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def matmul(
@@ -174,7 +175,7 @@ def seen_key(
     grad = torch.is_grad_enabled() and a.requires_grad
     facts: Any = None
     if bias is not None:
-        if type(bias) is not Tensor or bias.layout is not torch.strided or bias.is_nested:
+        if type(bias) not in _PLAIN or bias.layout is not torch.strided or bias.is_nested:
             return None
         facts = (bias.shape, bias.stride(), bias.dtype, bias.device)
         grad = grad or (torch.is_grad_enabled() and bias.requires_grad)
