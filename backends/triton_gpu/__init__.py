@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from qmm.backends.triton_gpu.heuristics import TiledConfig
-    from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig
+    from qmm.backends.triton_gpu.hopper.choose import DecodeConfig
+    from qmm.backends.triton_gpu.hopper.choose_wgmma import WgmmaConfig
     from qmm.call import MatmulCall
     from qmm.weight import QuantizedWeight, WeightSpec
 
@@ -85,7 +86,8 @@ class TritonBackend(Backend):
 
     def config(self, call: MatmulCall, kernel: Kernel) -> TiledConfig | DecodeConfig | WgmmaConfig:
         from qmm.backends.triton_gpu.heuristics import choose, device_facts
-        from qmm.backends.triton_gpu.hopper.choose import choose_decode, choose_wgmma
+        from qmm.backends.triton_gpu.hopper.choose import choose_decode
+        from qmm.backends.triton_gpu.hopper.choose_wgmma import choose_wgmma
 
         facts = device_facts(call.device)
         if kernel.name == "decode":

@@ -26,7 +26,8 @@ from triton.runtime.jit import JITFunction
 
 from qmm.backends.triton_gpu.heuristics import DeviceFacts
 from qmm.backends.triton_gpu.hopper import launch
-from qmm.backends.triton_gpu.hopper.choose import choose_decode, choose_wgmma, wgmma_config
+from qmm.backends.triton_gpu.hopper.choose import choose_decode
+from qmm.backends.triton_gpu.hopper.choose_wgmma import Tiling, choose_wgmma, wgmma_config
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
 from qmm.call import MatmulCall, make_call
 from qmm.testing import Case, make_inputs
@@ -47,7 +48,7 @@ class Compilation:
     target: int = 90
     config: tuple[tuple[str, Any], ...] = ()
     core: bool = False
-    per_processor: int = 1
+    tiling: Tiling | None = None
 
 
 def plain(m: int, **facts: Any) -> Case:
@@ -73,6 +74,9 @@ COMPILATIONS = {
     "d-halves-int": Compilation(plain(4, group_size=32, zero_kind=INT, activation="silu")),
     "d-whole-K-16-warps": Compilation(plain(1, k=8192, group_size=8192), config=(("num_warps", 16),)),
     "d-dependent": Compilation(plain(1), config=(("dependent", True),)),
+    "s-128-columns": Compilation(
+        plain(16, n=448, zero_kind=INT), config=(("block_n", 128), ("num_warps", 4))
+    ),
     "d-32-columns": Compilation(plain(2, zero_kind=FLOATING), config=(("block_n", 32), ("num_warps", 4))),
     # decode, through shared memory
     "s-fp16": Compilation(plain(8), config=(("block_n", 64),), core=True),
@@ -83,24 +87,36 @@ COMPILATIONS = {
     ),
     "s-dependent": Compilation(plain(8), config=(("dependent", True),)),
     # wgmma
-    "w-16": Compilation(plain(17), W, config=(("block_m", 16),)),
-    "w-64-bf16-int": Compilation(bf16(64, zero_kind=INT), W, config=(("block_m", 64),)),
-    "w-128-float": Compilation(plain(128, zero_kind=FLOATING), W, config=(("block_m", 128),)),
+    "w-16": Compilation(plain(17), W, tiling=Tiling(16)),
+    "w-64-bf16-int": Compilation(bf16(64, zero_kind=INT), W, tiling=Tiling(64)),
+    "w-128-float": Compilation(plain(128, zero_kind=FLOATING), W, tiling=Tiling(128)),
     "w-128-bf16-8-bias": Compilation(
-        bf16(128, bits=8, zero_kind=BIAS, bias=FLOAT, activation="gelu_tanh"), W, config=(("block_m", 128),)
+        bf16(128, bits=8, zero_kind=BIAS, bias=FLOAT, activation="gelu_tanh"), W, tiling=Tiling(128)
     ),
-    "w-128-8-whole-K": Compilation(plain(128, bits=8, group_size=1024), W, config=(("block_m", 128),)),
-    "w-32-parts": Compilation(plain(32, group_size=32, zero_kind=INT), W, config=(("block_m", 32),)),
-    "w-64-split-3": Compilation(
-        plain(64, zero_kind=INT), W, config=(("block_m", 64), ("split_k", 3)), core=True
+    "w-128-8-whole-K": Compilation(plain(128, bits=8, group_size=1024), W, tiling=Tiling(128)),
+    "w-32-parts": Compilation(plain(32, group_size=32, zero_kind=INT), W, tiling=Tiling(32)),
+    "w-64-split-3": Compilation(plain(64, zero_kind=INT), W, tiling=Tiling(64, split_k=3), core=True),
+    "w-128-split-2": Compilation(bf16(128), W, tiling=Tiling(128, split_k=2)),
+    "w-16-cluster": Compilation(plain(16), W, tiling=Tiling(16, split_k=2, cluster=True)),
+    "w-64-cluster": Compilation(
+        plain(64, zero_kind=INT), W, tiling=Tiling(64, split_k=2, cluster=True), core=True
     ),
-    "w-128-split-2": Compilation(bf16(128), W, config=(("block_m", 128), ("split_k", 2))),
-    "w-256": Compilation(plain(512, k=4096), W, config=(("block_m", 256),), core=True),
-    "w-256-bf16-float": Compilation(bf16(512, k=4096, zero_kind=FLOATING), W, config=(("block_m", 256),)),
+    "w-128-cluster-bf16-bias": Compilation(
+        bf16(128, zero_kind=BIAS, bias=FLOAT), W, tiling=Tiling(128, split_k=2, cluster=True)
+    ),
+    "w-64-cluster-4": Compilation(plain(64), W, tiling=Tiling(64, 192, 4, cluster=True), core=True),
+    "w-32-cluster-4-parts": Compilation(
+        bf16(32, group_size=32, zero_kind=INT), W, tiling=Tiling(32, 192, 4, cluster=True)
+    ),
+    "w-cluster-pointers": Compilation(
+        plain(40, n=250, k=1001, group_size=64, bias=HALF), W, tiling=Tiling(64, split_k=2, cluster=True)
+    ),
+    "w-256": Compilation(plain(512, k=4096), W, tiling=Tiling(256), core=True),
+    "w-256-bf16-float": Compilation(bf16(512, k=4096, zero_kind=FLOATING), W, tiling=Tiling(256)),
     "w-pointers": Compilation(plain(40, n=250, k=1001, group_size=64, bias=HALF, activation="relu"), W),
-    "w-two": Compilation(plain(64), W, per_processor=2, config=(("block_m", 64),)),
+    "w-two": Compilation(plain(64), W, tiling=Tiling(64, per_processor=2)),
     "w-two-split": Compilation(
-        plain(32, zero_kind=INT), W, per_processor=2, config=(("block_m", 32), ("split_k", 2)), core=True
+        plain(32, zero_kind=INT), W, tiling=Tiling(32, split_k=2, per_processor=2), core=True
     ),
 }
 
@@ -126,15 +142,15 @@ def configuration(wanted: Compilation, call: MatmulCall) -> Any:
     shared = SHARED_KIB[wanted.target] << 10
     if wanted.kernel == "decode":
         return replace(choose_decode(call, PROCESSORS, shared), **dict(wanted.config))
-    chosen = choose_wgmma(call, PROCESSORS, shared)
-    forced = {"block_m": chosen.block_m, "split_k": chosen.split_k}
-    if wanted.config:
-        forced = {"split_k": 1} | dict(wanted.config)
-    return wgmma_config(call, forced["block_m"], forced["split_k"], wanted.per_processor, shared)
+    if wanted.tiling is None:
+        return choose_wgmma(call, PROCESSORS, shared)
+    return wgmma_config(call, wanted.tiling, shared)
 
 
 class NotLaunched:
     """Stands for the kernel where the launch asks for its launcher."""
+
+    packed_metadata = (4, 1, 0)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *args: None
@@ -192,13 +208,15 @@ def facts(compiled: Any) -> dict[str, Any]:
         sass = tool("nvdisasm", file.name)
     ptx = compiled.asm["ptx"]
     local = re.findall(r"(?:STACK|LOCAL):(\d+)", usage)
+    # the kernel's own, but for the KiB that the driver keeps
+    own = max(0, max(map(int, re.findall(r"SHARED:(\d+)", usage)), default=0) - 1024)
     assert local, usage
     multiplying = max((body for body in loops(sass) if "MMA" in body), key=len, default="")
     return {
         "registers": max(map(int, re.findall(r"REG:(\d+)", usage))),
         "local_bytes": sum(map(int, local)),
         "spills": len(re.findall(SPILLS, sass)),
-        "shared": compiled.metadata.shared,
+        "shared": compiled.metadata.shared + own,
         "products": sorted(set(re.findall(r"\b(?:mma\.sync|wgmma\.mma_async)\b", ptx))),
         "loop_found": bool(multiplying),
         "loop_spills": len(re.findall(SPILLS, multiplying)),
@@ -224,7 +242,8 @@ def main(which: str) -> None:
                 "target": wanted.target,
                 "config": str(config),
             }
-            result["shared_limit"] = (SHARED_KIB[wanted.target] << 10) // wanted.per_processor
+            two = wanted.tiling is not None and wanted.tiling.per_processor == 2
+            result["shared_limit"] = (SHARED_KIB[wanted.target] << 10) // (2 if two else 1)
             result |= facts(compiled) | {"seconds": round(time.perf_counter() - began, 1)}
             print(json.dumps(result), flush=True)
 

@@ -14,10 +14,15 @@ from qmm.backends.triton_gpu.hopper import available
 from qmm.backends.triton_gpu.hopper.choose import (
     DECODE_ROWS,
     DecodeConfig,
-    WgmmaConfig,
     choose_decode,
-    choose_wgmma,
     tiles_per_group,
+)
+from qmm.backends.triton_gpu.hopper.choose_wgmma import (
+    Tiling,
+    WgmmaConfig,
+    choose_wgmma,
+    clusters_at_once,
+    tilings,
     wgmma_config,
 )
 from qmm.call import MatmulCall
@@ -60,7 +65,7 @@ def test_every_decode_configuration_is_valid(device: tuple[int, int]) -> None:
         if call.m > DECODE_ROWS:
             continue
         c = choose_decode(call, *device)
-        assert c.block_n in (16, 32, 64) and c.block_m in (8, 16) and c.depth >= 2, c
+        assert c.block_n in (16, 32, 64, 128) and c.block_m in (8, 16) and c.depth >= 2, c
         assert is_power_of_two(c.num_warps) and 4 <= c.num_warps <= 16, c
         assert not c.shared or c.block_m >= min(call.m, 16), c
         copies = call.k % 8 != 0 or (call.m > 1 and call.a_strides[0] % 8 != 0)
@@ -73,21 +78,32 @@ def test_every_decode_configuration_is_valid(device: tuple[int, int]) -> None:
 
 
 def test_every_wgmma_configuration_is_valid() -> None:
+    """What is chosen, and all that might be."""
     for call in grid():
-        c = choose_wgmma(call, *H200)
-        assert_valid(call, c)
-        assert c.split_k == 1 or c.block_m < 256
+        chosen = choose_wgmma(call, *H200)
+        configs = [wgmma_config(call, tiling, H200[1]) for tiling in tilings(call)]
+        assert chosen in configs
+        for c in configs:
+            assert_valid(call, c)
 
 
 def assert_valid(call: MatmulCall, c: WgmmaConfig) -> None:
     assert c.block_m in (16, 32, 64, 128, 256) and c.halves in (1, 2) and c.per_processor in (1, 2), c
     assert 2 <= c.stages <= 10, c
-    assert 1 <= c.split_k <= -(-call.k // 128), c  # no split without work
-    items = -(-call.m // c.block_m) * -(-call.n // 128) * c.split_k
+    assert 1 <= c.split_k <= -(-call.k // (256 if c.whole else 128)), c  # no split without work
+    assert c.split_k == 1 or c.block_m < 256, c
+    items = -(-call.m // c.block_m) * -(-call.n // c.columns) * c.split_k
     assert items < 1 << 31, c
-    # what wgmma.py allocates: A and two tiles' weights a half, C twice, two barriers a stage
-    stage = c.halves * (c.block_m * 64 * 2 + 2 * call.weight.bits * 512)
-    shared = c.stages * (stage + 16) + (2 * c.block_m * 64 * 2 if c.tma_store else 0)
+    if c.cluster:
+        assert c.split_k in (2, 4) and c.per_processor == 1, c
+    assert c.turns is (c.halves == 1) and not (c.turns and c.whole), c
+    # what wgmma.py allocates: A and 64 columns' weights a half, C, two barriers a stage; what splits are sent
+    wide = c.columns // 64
+    stage = c.halves * (c.block_m * 64 * 2 + wide * call.weight.bits * 512)
+    rows = c.block_m // c.split_k if c.cluster else c.block_m
+    own = (c.split_k - 1) * rows * c.columns * 4 if c.cluster else 0
+    shared = c.stages * (stage + 16) + (wide * rows * 64 * 2 if c.tma_store else 0) + own
+    assert own <= 48 << 10 and rows >= 8, c
     assert shared <= (227 << 10 if c.per_processor == 1 else 113 << 10), c
     assert c.tma_store is (call.n % 8 == 0 and call.out_strides is None)
 
@@ -96,23 +112,40 @@ def test_what_is_forced_is_valid_too() -> None:
     for call, block_m, split in product(grid(), (16, 32, 64, 128, 256), (1, 2, 3, 5, 8)):
         if call.m not in (1, 64, 8192):
             continue
-        if split > -(-call.k // 128):
+        tiling = Tiling(block_m, split_k=split)
+        if split > -(-call.k // (256 if block_m < 256 else 128)):
             with pytest.raises(ValueError, match="split_k"):
-                wgmma_config(call, block_m, split, 1, H200[1])
-        else:
-            assert_valid(call, wgmma_config(call, block_m, split, 1, H200[1]))
+                wgmma_config(call, tiling, H200[1])
+        elif block_m < 256 or split == 1:
+            assert_valid(call, wgmma_config(call, tiling, H200[1]))
             if block_m <= 64:
-                assert_valid(call, wgmma_config(call, block_m, split, 2, H200[1]))
+                assert_valid(call, wgmma_config(call, replace(tiling, per_processor=2), H200[1]))
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    [Tiling(64, split_k=3, cluster=True), Tiling(16, split_k=4, cluster=True), Tiling(128, 192, 4, True)],
+    ids=str,
+)
+def test_clusters_that_cannot_be_are_refused(tiling: Tiling) -> None:
+    """No cluster of 3, none with fewer than 8 rows each, none that sends more than 48 KiB."""
+    with pytest.raises(ValueError, match="cluster"):
+        wgmma_config(call_of(64), tiling, H200[1])
+
+
+def test_clusters_that_fit_at_once() -> None:
+    """As cuOccupancyMaxActiveClusters says of an H200."""
+    assert [clusters_at_once(size, 132) for size in (2, 4)] == [66, 30]
 
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_few_variants_for_small_m(k: int, n: int, bits: int) -> None:
-    """M = 1..64 on one weight compiles three decode kernels at most, and four of wgmma."""
+    """M = 1..64 on one weight compiles three decode kernels at most, and five of wgmma."""
     decode = {choose_decode(call_of(m, k, n, bits=bits), *H200) for m in range(1, DECODE_ROWS + 1)}
     wgmma = {choose_wgmma(call_of(m, k, n, bits=bits), *H200) for m in range(DECODE_ROWS + 1, 65)}
     assert len(decode) <= 3
-    assert len(wgmma) <= 4
+    assert len(wgmma) <= 5
 
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)

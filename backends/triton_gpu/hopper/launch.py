@@ -1,7 +1,6 @@
 """Host side of the Hopper kernels: operands as kernel arguments, launches remembered with the weight.
 
-Nothing here reads memory of the device or waits for it. Partial sums and counters live in one workspace for each
-stream (inside graph capture: one for each call, which then belongs to the graph); kernels leave the counters at 0.
+Nothing here reads memory of the device or waits for it.
 """
 
 from __future__ import annotations
@@ -15,11 +14,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from qmm.backends.triton_gpu.device import on
 from qmm.backends.triton_gpu.heuristics import device_facts
-from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, WgmmaConfig, narrow, tiles_per_group
+from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, narrow, tiles_per_group
+from qmm.backends.triton_gpu.hopper.choose_wgmma import WgmmaConfig
+from qmm.backends.triton_gpu.hopper.compat import in_clusters
 from qmm.backends.triton_gpu.hopper.decode import decode_kernel
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout, block_k
 from qmm.backends.triton_gpu.hopper.stream import stream_kernel
 from qmm.backends.triton_gpu.hopper.wgmma import wgmma_kernel
+from qmm.backends.triton_gpu.hopper.workspace import workspace
 from qmm.call import MatmulCall
 
 _MAX_AGAIN = 64  # calls remembered with a weight; then the memory starts anew
@@ -27,10 +29,15 @@ BAND = 8  # row tiles that are worked on side by side, so that they share weight
 
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 _UNITS = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
-# By programs that share a multiprocessor: registers of a computing thread, and of each of the 12 warps at launch.
-# What all warps hold at launch must cover two warpgroups and one of 24 registers: else they wait for ever.
-_REGISTERS = {1: (240, None), 2: (104, 80)}
-_workspaces: dict[tuple[int | None, int], tuple[Tensor, Tensor]] = {}
+# By (computing warpgroups, programs that share a multiprocessor, whether in clusters): registers of a thread that
+# computes, of one that fetches, and of all at launch. What they hold at launch must cover the others: else they wait
+# for ever.
+_REGISTERS = {
+    (2, 1, False): (240, 24, None),
+    (2, 2, False): (104, 24, 80),
+    (2, 1, True): (232, 40, None),
+    (3, 1, True): (152, 40, None),
+}
 
 
 def run(
@@ -44,8 +51,13 @@ def run(
     """Write the product into ``out``; operands as ``Backend.run`` says."""
     again = layout.again.get(id(call))
     with on(call.device):
-        if again is not None and again[0] is call and again[1] == _alignment(bias, out):
-            again[2](a, layout.words, layout.scales, layout.zeros, bias, out, *again[3])
+        if (
+            again is not None
+            and again[0] is call
+            and again[1] is config
+            and again[2] == _alignment(bias, out)
+        ):
+            again[3](a, layout.words, layout.scales, layout.zeros, bias, out, *again[4])
             return
         if config.copies_a:
             a = aligned_copy(a)
@@ -81,19 +93,25 @@ def _alignment(bias: Tensor | None, out: Tensor) -> tuple[bool, bool]:
 
 
 def _launch(
-    layout: FragmentLayout, key: Any, kernel: Any, grid: int, args: tuple[Any, ...], **constants: Any
+    layout: FragmentLayout,
+    key: Any,
+    kernel: Any,
+    grid: int,
+    args: tuple[Any, ...],
+    cluster: int = 1,
+    **constants: Any,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """Launch, by the compiled kernel's own launcher from the second time on: Triton's look-up costs 40 us.
+    """Launch ``grid`` clusters, by the compiled kernel's own launcher: Triton's look-up costs 40 us.
 
     Returns the compiled kernel and its compile-time arguments, which its launcher wants behind the others.
     """
     found = layout.launches.get(key)
     if found is None:
         options = {name: constants.pop(name) for name in ("num_warps", "maxnreg", "launch_pdl")}
-        found = kernel[(grid,)](*args, **constants, **options), tuple(constants.values())
+        compiled = in_clusters(kernel.warmup(*args, grid=(grid,), **constants, **options), cluster)
+        found = compiled, tuple(constants.values())
         layout.launches[key] = found
-    else:
-        found[0][(grid, 1, 1)](*args, *found[1])
+    found[0][(grid, 1, 1)](*args, *found[1])
     return found
 
 
@@ -131,6 +149,7 @@ def _decode(
             layout.again.clear()
         layout.again[id(call)] = (
             call,
+            config,
             _alignment(bias, out),
             compiled[(grid, 1, 1)],
             (*args[6:], *constants),
@@ -149,13 +168,21 @@ def _wgmma(
     a_desc = TensorDescriptor(a, [call.m, call.k], [_row_stride(call, a), 1], [block_m, 64], rows)
     c_desc = None
     if config.tma_store:
-        c_desc = TensorDescriptor(out, [call.m, call.n], [call.n, 1], [block_m, 64], rows)
+        store = [block_m // config.split_k if config.cluster else block_m, 64]
+        to = gl.NVMMASharedLayout.get_default_for(store, _DTYPES[call.a_dtype])
+        c_desc = TensorDescriptor(out, [call.m, call.n], [call.n, 1], store, to)
     w_desc = _words(layout, config.halves)
-    tiles = -(-call.m // block_m) * -(-call.n // 128)
+    wide = config.columns // 64
+    tiles = -(-call.m // block_m) * -(-call.n // config.columns)
     partial, counters = layout.scales, layout.scales
-    if config.split_k > 1:
-        partial, counters = _workspace(call.device, tiles * config.split_k * 128 * block_m, tiles * 4)
-    grid = min(device_facts(call.device).processors * config.per_processor, tiles * config.split_k)
+    if config.cluster:  # a cluster for each tile, an item for each of its programs
+        grid = tiles
+    else:
+        grid = min(device_facts(call.device).processors * config.per_processor, tiles * config.split_k)
+        if config.split_k > 1:
+            size = tiles * config.split_k * config.columns * block_m
+            partial, counters = workspace(call.device, size, tiles * wide * 2)
+    computing, fetching, at_launch = _REGISTERS[wide, config.per_processor, config.cluster]
     key = _key(call, config, bias, out)
     args = (
         a_desc, w_desc, c_desc, out, layout.scales, layout.zeros, bias, partial, counters,
@@ -165,8 +192,9 @@ def _wgmma(
         layout, key, wgmma_kernel, grid, args,
         BITS=spec.bits, ZERO=spec.zero_kind.value, NARROW=narrow(call), TILES_PER_GROUP=per_group, PARTS=parts,
         ACTIVATION=call.activation, BM=block_m, STAGES=config.stages, HALVES=config.halves, BAND=BAND,
-        SPLIT=config.split_k, TURNS=config.turns, REGISTERS=_REGISTERS[config.per_processor][0],
-        num_warps=4, maxnreg=_REGISTERS[config.per_processor][1], launch_pdl=False,
+        SPLIT=config.split_k, CLUSTER=config.cluster, WHOLE=config.whole, TURNS=config.turns, WIDE=wide,
+        REGISTERS=computing, FETCHING=fetching, num_warps=4, maxnreg=at_launch, launch_pdl=False,
+        cluster=config.split_k if config.cluster else 1,
     )  # fmt: skip
 
 
@@ -178,24 +206,4 @@ def _words(layout: FragmentLayout, halves: int) -> TensorDescriptor:
         block = [halves * layout.spec.bits, 256]
         found = TensorDescriptor.from_tensor(layout.words.view(-1, 256), block, _UNITS)
         layout.launches[key] = found
-    return found
-
-
-def _workspace(device: torch.device, elements: int, counters: int) -> tuple[Tensor, Tensor]:
-    """float32 partial sums, and counters that are 0; what one stream uses is used in order."""
-    if torch.cuda.is_current_stream_capturing():
-        return (
-            torch.empty(elements, dtype=torch.float32, device=device),
-            torch.zeros(counters, dtype=torch.int32, device=device),
-        )
-    key = (device.index, torch.cuda.current_stream(device).cuda_stream)
-    found = _workspaces.get(key)
-    if found is None or found[0].numel() < elements or found[1].numel() < counters:
-        if found is not None:  # never smaller than before
-            elements, counters = max(elements, found[0].numel()), max(counters, found[1].numel())
-        found = (
-            torch.empty(elements, dtype=torch.float32, device=device),
-            torch.zeros(counters, dtype=torch.int32, device=device),
-        )
-        _workspaces[key] = found
     return found

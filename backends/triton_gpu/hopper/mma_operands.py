@@ -29,6 +29,8 @@ def over_strips(x, STRIPS: gl.constexpr, acc_layout: gl.constexpr):
         x = doubled(x)
     if STRIPS >= 4:
         x = doubled(x)
+    if STRIPS >= 8:
+        x = doubled(x)
     return gl.convert_layout(x, acc_layout, assert_trivial=True)
 
 

@@ -22,7 +22,7 @@ from qmm.backends.triton_gpu.hopper.mma_operands import by_column, group_layout,
 
 @gluon.jit
 def copy_groups(
-    first, slot, shared, ptrs, tile, tiles_k, padded_n, K,
+    first, slot, shared, ptrs, tile, columns, tiles_k, padded_n, K,
     BLOCK: gl.constexpr, TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr,
 ):  # fmt: skip
     """Start copying the scales (or zeros) of B tiles from tile ``first`` on; what lies outside keeps old values."""
@@ -31,16 +31,16 @@ def copy_groups(
             group = tile * 0
         else:
             group = (first + tile) // TILES_PER_GROUP * PARTS + part
-        inside = (first + tile < tiles_k) & (group * (BLOCK // PARTS) * TILES_PER_GROUP < K)
+        inside = columns & (first + tile < tiles_k) & (group * (BLOCK // PARTS) * TILES_PER_GROUP < K)
         copy_async(shared.index(slot * PARTS + part), ptrs + group.to(gl.int64) * padded_n, mask=inside)
 
 
 @gluon.jit
 def issue_weights(step, weights, tiles_k, B: gl.constexpr, STAGES: gl.constexpr):
     """Start copying the weights of step ``step``; what lies outside keeps the slot's older contents."""
-    w_s, w_ptrs, w_tile = weights
+    w_s, w_ptrs, w_tile, columns = weights
     first = step * B
-    inside = first + w_tile < tiles_k
+    inside = columns & (first + w_tile < tiles_k)
     copy_async(
         w_s.index(step % STAGES),
         w_ptrs + first.to(gl.int64) * 1024,
@@ -55,7 +55,7 @@ def issue_rest(
     TILES_PER_GROUP: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr, K_TAIL: gl.constexpr,
 ):  # fmt: skip
     """Start copying A and the factors of step ``step``, and close its group of copies."""
-    a_s, s_s, z_s, a_ptrs, a_k, rows, s_ptrs, z_ptrs, g_tile = rest
+    a_s, s_s, z_s, a_ptrs, a_k, rows, s_ptrs, z_ptrs, g_tile, columns = rest
     BLOCK: gl.constexpr = 256 // BITS
     first = step * B
     slot = step % STAGES
@@ -64,9 +64,9 @@ def issue_rest(
     else:
         inside = rows & (first * BLOCK + a_k < tiles_k * BLOCK)
     copy_async(a_s.index(slot), a_ptrs + first * BLOCK, mask=inside)
-    copy_groups(first, slot, s_s, s_ptrs, g_tile, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
+    copy_groups(first, slot, s_s, s_ptrs, g_tile, columns, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
     if ZERO != "none":
-        copy_groups(first, slot, z_s, z_ptrs, g_tile, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
+        copy_groups(first, slot, z_s, z_ptrs, g_tile, columns, tiles_k, padded_n, K, BLOCK, TILES_PER_GROUP, PARTS)
     async_copy.commit_group()
 
 
@@ -100,7 +100,10 @@ def stream_kernel(
     row: gl.constexpr = gl.SliceLayout(2, mma)
     flat: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 32, 1], [B, 1, 1], [2, 1, 0])
     a_copy: gl.constexpr = gl.BlockedLayout([1, 1, 8], [1, 4, 8], [B, 1, 1], [2, 1, 0])
-    g_copy: gl.constexpr = gl.BlockedLayout([1, 1, 2 * STRIPS], [4, 8, 1], [B, 1, 1], [2, 1, 0])
+    # at most one tile's columns a thread: what lies side by side
+    g_copy: gl.constexpr = gl.BlockedLayout(
+        [1, 1, 2 * STRIPS if STRIPS <= 4 else 8], [4, 8, 1] if STRIPS <= 4 else [2, 8, 2], [B, 1, 1], [2, 1, 0]
+    )
     held: gl.constexpr = group_layout(B, 2 * STRIPS)
     plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     COLUMNS: gl.constexpr = BLOCK // 8  # of 16 bytes in a row of A
@@ -111,7 +114,7 @@ def stream_kernel(
     pid_m = gl.program_id(0) // tiles_n
     tiles_k = gl.cdiv(K, BLOCK)
     padded_n = gl.cdiv(N, 64) * 64
-    strip0 = pid_n % (4 // STRIPS) * STRIPS
+    strip0 = pid_n * STRIPS % 4
     tile_n = pid_n * STRIPS // 4
 
     w_s = gl.allocate_shared_memory(gl.int16, [STAGES, B, STRIPS * 32, 8], plain)
@@ -125,7 +128,8 @@ def stream_kernel(
     w_tile = gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, flat)))[:, None, None]
     lane = gl.arange(0, STRIPS * 32, gl.SliceLayout(0, gl.SliceLayout(2, flat)))[None, :, None]
     unit = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, flat)))[None, None, :]
-    w_ptrs = w_ptr + tile_n.to(gl.int64) * tiles_k * 1024 + strip0 * 256 + (w_tile * 1024 + lane * 8 + unit)
+    w_base = w_ptr + tile_n.to(gl.int64) * tiles_k * 1024 + strip0 * 256
+    w_ptrs = w_base + (lane // 128 * tiles_k * 1024 + w_tile * 1024 + lane % 128 * 8 + unit)
     # activations: BM rows of BLOCK for every tile
     a_tile = gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, a_copy)))[:, None, None]
     a_row = pid_m * BM + gl.arange(0, BM, gl.SliceLayout(0, gl.SliceLayout(2, a_copy)))[None, :, None]
@@ -135,7 +139,7 @@ def stream_kernel(
     g_tile = gl.arange(0, B, gl.SliceLayout(1, gl.SliceLayout(2, g_copy)))[:, None, None]
     g = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, g_copy)))[None, :, None]
     value = gl.arange(0, 2 * STRIPS, gl.SliceLayout(0, gl.SliceLayout(1, g_copy)))[None, None, :]
-    g_at = tile_n * 64 + strip0 * 2 + g * 8 + value + g_tile * 0
+    g_at = tile_n * 64 + strip0 * 2 + value // 8 * 64 + g * 8 + value % 8 + g_tile * 0
     z_ptrs = s_ptr + g_at
     if ZERO != "none":
         z_ptrs = z_ptr + g_at
@@ -145,8 +149,13 @@ def stream_kernel(
         for i in gl.static_range(STAGES):
             a_s.index(i).store(gl.zeros([B, BM, BLOCK], dtype, a_copy))
         barrier()  # a copy may write what another thread has set to 0
-    weights = (w_s, w_ptrs, w_tile)
-    rest = (a_s, s_s, z_s, a_ptrs, a_k, a_row < M, s_ptr + g_at, z_ptrs, g_tile)
+    w_columns = lane >= 0
+    g_columns = value >= 0
+    if STRIPS > 4:  # the second of two tiles may be outside
+        w_columns = (tile_n + lane // 128) * 64 < N
+        g_columns = (tile_n + value // 8) * 64 < N
+    weights = (w_s, w_ptrs, w_tile, w_columns)
+    rest = (a_s, s_s, z_s, a_ptrs, a_k, a_row < M, s_ptr + g_at, z_ptrs, g_tile, g_columns)
     for i in gl.static_range(STAGES - 1):
         issue_weights(gl.to_tensor(i), weights, tiles_k, B, STAGES)
     if DEPENDENT:  # everything but the weights may be what the kernel before this one writes

@@ -1,4 +1,7 @@
-"""Splits of K: partial sums through memory, added in the order of the splits by whoever comes last."""
+"""Splits of K through memory: partial sums in a workspace, added in the order of the splits by whoever comes last.
+
+For splits that no cluster has (splits.py), or more clusters than the machine holds at once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def from_flat(x, BM: gl.constexpr, mma: gl.constexpr):
 
 
 @gluon.jit
-def join_splits(acc, ws_ptr, count_ptr, slot, split, BM: gl.constexpr, SPLIT: gl.constexpr, mma: gl.constexpr):
+def join(acc, ws_ptr, count_ptr, slot, split, BM: gl.constexpr, SPLIT: gl.constexpr, mma: gl.constexpr):
     """Sum over the splits of a tile, in their order, by whoever comes last. Returns (sum, whether last).
 
     Each takes a number on arrival. All but the last leave their partial sums in the workspace and say so; the last
@@ -46,11 +49,15 @@ def join_splits(acc, ws_ptr, count_ptr, slot, split, BM: gl.constexpr, SPLIT: gl
         total = gl.where(split == 0, own, there)
         if SPLIT * BM <= 128:  # all loads at once
             for i in gl.static_range(1, SPLIT):
-                there = gl.load(base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg")
+                there = gl.load(
+                    base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg"
+                )
                 total = total + gl.where(split == i, own, there)
         else:  # one after the other: registers for more would be spilled
             for i in range(1, SPLIT):
-                there = gl.load(base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg")
+                there = gl.load(
+                    base + i * SIZE, mask=(at >= 0) & (split != i), other=0.0, cache_modifier=".cg"
+                )
                 total = total + gl.where(split == i, own, there)
         acc = from_flat(total, BM, mma)
         gl.store(arrived_ptr, 0)  # ready for the next launch
