@@ -131,6 +131,45 @@ def make_call(
     )
 
 
+def describe_call(
+    m: int,
+    weight: WeightSpec,
+    *,
+    a_dtype: torch.dtype = torch.float16,
+    device: torch.device | str = "cpu",
+    bias_dtype: torch.dtype | None = None,
+    activation: str | None = None,
+    deterministic: bool | str = True,
+) -> MatmulCall:
+    """The facts of a call that nobody makes: ``a`` is ``[m, K]``, contiguous and aligned, and no tensor exists.
+
+    Raises:
+        ValueError: an option that no call may have.
+        TypeError: a dtype that no call may have.
+    """
+    if m < 0:
+        raise ValueError(f"m: must be at least 0; got {m}")
+    if a_dtype not in A_DTYPES:
+        raise TypeError(f"a: dtype must be one of {_A_DTYPE_NAMES}; got {dtype_name(a_dtype)}")
+    check_options(activation, deterministic)
+    k = weight.in_features
+    return MatmulCall(
+        m=m,
+        n=weight.out_features,
+        k=k,
+        a_shape=(m, k),
+        a_strides=(k, 1),
+        a_dtype=a_dtype,
+        a_aligned=True,
+        device=torch.device(device),
+        weight=weight,
+        fits_float16=True,
+        bias_dtype=bias_dtype,
+        activation=activation,
+        deterministic=deterministic,
+    )
+
+
 def _address(a: Tensor) -> int:
     try:
         return a.data_ptr()

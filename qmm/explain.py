@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -94,6 +94,20 @@ def explain(
         'torch'
     """
     call = make_call(a, w, bias=bias, activation=activation, out=out, deterministic=deterministic)
+    found = explain_call(call, backend=backend, kernel=kernel, weight=repr(w))
+    if bias is not None and not bias.is_contiguous():
+        return replace(found, copies=[*found.copies, "bias: made contiguous"])
+    return found
+
+
+def explain_call(
+    call: MatmulCall, *, backend: str = AUTO, kernel: str | None = None, weight: str = ""
+) -> Explanation:
+    """The same for facts alone, e.g. of :func:`qmm.call.describe_call`; ``weight`` is what the table says of it.
+
+    Raises:
+        ValueError: an unknown backend or kernel name.
+    """
     name, _ = wanted_backend(backend)
     # emulated kernels are not in auto's order, and there the reason is part of the answer
     auto = name == AUTO
@@ -105,7 +119,7 @@ def explain(
         chosen: tuple[str | None, str | None, Any, str] = (None, None, None, str(error).splitlines()[0])
     else:
         chosen = (choice.backend.name, choice.kernel.name, choice.config, choice.why)
-    return Explanation(*chosen, reasons, kernels, _copies(call, bias, chosen[0]), call, repr(w))
+    return Explanation(*chosen, reasons, kernels, _copies(call, chosen[0]), call, weight)
 
 
 def _backend_reasons(name: str, backend: Backend, kernels: Mapping[str, Sequence[Reason]]) -> list[Reason]:
@@ -115,12 +129,10 @@ def _backend_reasons(name: str, backend: Backend, kernels: Mapping[str, Sequence
     return [] if any(not rs for rs in mine) else list(dict.fromkeys(r for rs in mine for r in rs))
 
 
-def _copies(call: MatmulCall, bias: Tensor | None, backend: str | None) -> list[str]:
+def _copies(call: MatmulCall, backend: str | None) -> list[str]:
     found = []
     if call.copies_a:
         found.append(f"a: strides {call.a_strides} do not merge into rows: copied to [{call.m}, {call.k}]")
-    if bias is not None and not bias.is_contiguous():
-        found.append("bias: made contiguous")
     if call.copies_out:
         found.append(f"out: strides {call.out_strides} do not merge into rows: filled from a temporary")
     if call.released_to is not None and call.released_to != backend:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from qmm.backend import Backend, Kernel, Limits, Tier
 from qmm.backends.numba_gpu.environment import is_simulated, missing
 from qmm.backends.numba_gpu.heuristics import NumbaConfig, choose
+from qmm.devices import described_device
 from qmm.errors import Reason
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
     from qmm.call import MatmulCall
     from qmm.weight import QuantizedWeight
+
+
+def _simulated() -> bool:
+    """Whether kernels would be simulated; on a described device they would not be."""
+    return is_simulated() and described_device() is None
 
 
 class NumbaBackend(Backend):
@@ -32,17 +38,17 @@ class NumbaBackend(Backend):
 
     @property
     def emulated(self) -> str | None:
-        return "simulator" if is_simulated() else None
+        return "simulator" if _simulated() else None
 
     def environment(self) -> list[Reason]:
-        return list(missing(is_simulated()))
+        return list(missing(_simulated(), described_device()))
 
     def why_not(self, call: MatmulCall, kernel: Kernel) -> list[Reason]:
-        limits = replace(kernel.limits, devices=("cpu",)) if is_simulated() else kernel.limits
+        limits = replace(kernel.limits, devices=("cpu",)) if _simulated() else kernel.limits
         return [*self.environment(), *limits.check(call, kernel.name)]
 
     def config(self, call: MatmulCall, kernel: Kernel) -> NumbaConfig:
-        return choose(call, emulated=is_simulated())
+        return choose(call, emulated=_simulated())
 
     def run(
         self,

@@ -11,6 +11,7 @@ from importlib import metadata
 
 import torch
 
+from qmm.devices import DeviceInfo
 from qmm.errors import Reason
 
 OLDEST_NUMBA_CUDA = (0, 30, 4)
@@ -32,10 +33,13 @@ def is_simulated() -> bool:
         return False  # numba ignores such a value, too
 
 
-@lru_cache(maxsize=2)
-def missing(simulator: bool) -> tuple[Reason, ...]:
-    """Why numba kernels cannot run here; the versions, and without the simulator the device and NVIDIA's compiler."""
-    return _versions() or (() if simulator else _device() or _compiler())
+@lru_cache(maxsize=8)
+def missing(simulator: bool, described: DeviceInfo | None = None) -> tuple[Reason, ...]:
+    """Why numba kernels cannot run here, or on a ``described`` device.
+
+    The versions, and without the simulator the device and NVIDIA's compiler.
+    """
+    return _versions() or (() if simulator else _device(described) or _compiler())
 
 
 def _versions() -> tuple[Reason, ...]:
@@ -56,7 +60,10 @@ def _versions() -> tuple[Reason, ...]:
     return tuple(found)
 
 
-def _device() -> tuple[Reason, ...]:
+def _device(described: DeviceInfo | None) -> tuple[Reason, ...]:
+    if described is not None:
+        here = described.vendor == "nvidia"
+        return () if here else (Reason("a CUDA device", described.name, "run on an NVIDIA GPU"),)
     if torch.cuda.is_available() and torch.version.cuda is not None:
         return ()
     got = "none that torch can use" if torch.version.hip is None else "a ROCm build of torch"
@@ -74,7 +81,7 @@ def _compiler() -> tuple[Reason, ...]:
     )
 
     found = []
-    fix = f"pip install 'numba-cuda[cu{(torch.version.cuda or '').split('.')[0]}]'"
+    fix = f"pip install 'numba-cuda[cu{(torch.version.cuda or '13').split('.')[0]}]'"
     for library in ("nvvm", "nvrtc"):
         try:
             load_nvidia_dynamic_lib(library)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from qmm.backend import Backend, Kernel, Limits, PreparedLayout, Tier
+from qmm.devices import described_device, gpu_is_here
 from qmm.errors import Reason
 
 if TYPE_CHECKING:
@@ -130,14 +131,26 @@ class TritonBackend(Backend):
             launch.run(call, config, a, w.prepare_for(self), bias, out)  # type: ignore[arg-type]
 
 
-@functools.cache
 def _interpreted() -> bool:
-    """Whether kernels are interpreted. Triton decides it when a kernel is defined, so the first answer stays."""
+    """Whether kernels are interpreted; on a described device they would not be."""
+    return _interpreter() and described_device() is None
+
+
+@functools.cache
+def _interpreter() -> bool:
+    """Triton decides it when a kernel is defined, so the first answer stays."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
-@functools.cache
 def _environment() -> tuple[Reason, ...]:
+    if _interpreted() or gpu_is_here():
+        return _package()
+    fix = "run on a machine with such a GPU, or set TRITON_INTERPRET=1 before the first use (slow, for tests)"
+    return (*_package(), Reason("a CUDA, HIP or XPU device", "none that torch sees", fix))
+
+
+@functools.cache
+def _package() -> tuple[Reason, ...]:
     needed = ".".join(map(str, MIN_TRITON))
     found: list[Reason] = []
     try:
@@ -150,10 +163,6 @@ def _environment() -> tuple[Reason, ...]:
             found.append(
                 Reason(f"triton >= {needed}", f"triton {triton.__version__}", "pip install -U triton")
             )
-    xpu = getattr(torch, "xpu", None)
-    if not (_interpreted() or torch.cuda.is_available() or (xpu is not None and xpu.is_available())):
-        fix = "run on a machine with such a GPU, or set TRITON_INTERPRET=1 before the first use (slow, for tests)"
-        found.append(Reason("a CUDA, HIP or XPU device", "none that torch sees", fix))
     return tuple(found)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from qmm.backends.triton_gpu import BACKEND
 from qmm.call import MatmulCall
+from qmm.devices import described_device, device_info
 from qmm.weight.spec import WeightSpec
 
 
@@ -92,19 +92,21 @@ _MAX_SPLIT = 16
 _SPLIT_M = 64  # more rows fill the device by themselves, and the partial sums would outweigh the weight
 
 
-@functools.cache
 def device_facts(device: torch.device) -> DeviceFacts:
     """Facts of ``device``; of the interpreter where kernels are interpreted."""
+    return _here(device) if described_device() is None else _facts(device)
+
+
+@functools.cache
+def _here(device: torch.device) -> DeviceFacts:
+    return _facts(device)  # asked at every launch
+
+
+def _facts(device: torch.device) -> DeviceFacts:
     if BACKEND.emulated:
         return DeviceFacts(processors=1, shared_bytes=1 << 20, emulated=True)
-    if device.type == "cuda":
-        found: Any = torch.cuda.get_device_properties(device)
-        processors = found.multi_processor_count
-    else:
-        found = torch.xpu.get_device_properties(device)
-        processors = getattr(found, "gpu_subslice_count", 32)
-    # HIP and XPU builds of torch do not say; 64 KiB is what all of them have
-    return DeviceFacts(processors, getattr(found, "shared_memory_per_block_optin", 0) or 64 << 10)
+    info = device_info(device)
+    return DeviceFacts(info.processors, info.shared_bytes)
 
 
 def choose(call: MatmulCall, device: DeviceFacts) -> TiledConfig:

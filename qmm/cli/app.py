@@ -7,37 +7,50 @@ from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from qmm.cli import USAGE_ERROR
+from qmm.cli import caching
+from qmm.cli.benching import bench
+from qmm.cli.choices import Dtype
+from qmm.cli.consoles import make_console
+from qmm.cli.doctor import doctor
+from qmm.cli.explaining import explain
+from qmm.cli.failing import debugging, failing
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Activations times quantised weights, fused, on whichever kernel fits.",
+    epilog="Exit codes of every command: 0 well; 1 a check failed, or nothing could run; 2 bad usage, input that "
+    "cannot be read, a missing package; 3 an error of qmm's own (--debug gives the traceback); 130 interrupted.",
 )
-_PIPED_WIDTH = 140  # where output goes to a file, nothing says how wide it may be
 
 
-def make_console() -> Console:
-    """A console as wide as the terminal, or as a table needs."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPED_WIDTH)
+def _version(wanted: bool) -> None:
+    if wanted:
+        from qmm import __version__
 
-
-class Dtype(str, enum.Enum):
-    """Dtypes of A that every kernel takes."""
-
-    FLOAT16 = "float16"
-    BFLOAT16 = "bfloat16"
-    FLOAT32 = "float32"
+        typer.echo(f"qmm {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _main() -> None:
-    """Keeps subcommands subcommands."""
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Give tracebacks in the place of one line.")] = False,
+) -> None:
+    """Options of every command."""
+    debugging.set(debug)
+
+
+# One line a command; each has its file.
+app.command()(doctor)
+app.command()(explain)
+app.command()(bench)
+app.add_typer(caching.app, name="cache")
 
 
 @app.command()
@@ -63,11 +76,8 @@ def demo(
     """
     from qmm.cli.demo import DemoError, run
 
-    try:
+    with failing("demo", DemoError):
         passed = run(make_console(), model, backend or [], limit, rows, dtype.value)
-    except DemoError as error:
-        typer.echo(f"qmm demo: {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
     raise typer.Exit(0 if passed else 1)
 
 
@@ -99,11 +109,8 @@ def inspect(
     from qmm.cli.inspecting import run
     from qmm.errors import WeightFormatError
 
-    try:
+    with failing("inspect", OSError, WeightFormatError):
         sound = run(make_console(), path, prefix, as_json, check)
-    except (OSError, WeightFormatError) as error:
-        typer.echo(f"qmm inspect: {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
     raise typer.Exit(0 if sound else 1)
 
 
@@ -131,7 +138,7 @@ def convert(
     """
     from qmm.cli.converting import run
 
-    try:
+    with failing("convert", OSError, ValueError):  # WeightFormatError is a ValueError
         run(
             make_console(),
             source,
@@ -142,9 +149,6 @@ def convert(
             lossy=lossy,
             max_shard_bytes=None if max_shard_mb is None else max_shard_mb * 1_000_000,
         )
-    except (OSError, ValueError) as error:  # WeightFormatError is a ValueError
-        typer.echo(f"qmm convert: {error}", err=True)
-        raise typer.Exit(USAGE_ERROR) from None
 
 
 @app.command()

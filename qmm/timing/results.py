@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from qmm.devices import read
 from qmm.timing.contest import Failed, Measured
 from qmm.timing.problem import Problem
 from qmm.timing.roof import Roof
@@ -138,7 +139,7 @@ def _short(point: Point) -> dict[str, Any]:
 def this_machine(device: torch.device | str) -> dict[str, str]:
     """Device, versions and time."""
     device = torch.device(device)
-    found = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()}
+    found = {"device": read(device).name}
     for package in _PACKAGES:
         try:
             found[package] = version(package)
@@ -147,12 +148,3 @@ def this_machine(device: torch.device | str) -> dict[str, str]:
     found["python"] = platform.python_version()
     found["taken"] = time.strftime("%Y-%m-%d %H:%M")
     return found
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.machine()} ({torch.get_num_threads()} threads)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
+from qmm.weight.spec import WeightSpec, ZeroKind
 from qmm.weight.store import Store
 from qmm.weight.tensors import WeightTensors
 from qmm.weight.text import to_text
@@ -147,17 +147,5 @@ class WeightProperties:
         return self._store.stored()
 
     def __repr__(self) -> str:
-        s = self._spec
-        parts = [
-            f"K={s.in_features}, N={s.out_features}",
-            f"int{s.bits}" if s.codebook_dtype is None else f"{s.bits}-bit codebook",
-            f"group {s.group_size}",
-            f"scales {dtype_name(s.scale_dtype)}" + (" x float32" if s.scale2_ratio is not None else ""),
-            "symmetric"
-            if s.zero_kind is ZeroKind.NONE and s.codebook_dtype is None
-            else f"zeros {s.zero_kind}",
-        ]
-        if s.act_order:
-            parts.append("act-order")
-        parts += [f"{self.nbytes / 1e6:.3g} MB", str(self.device), self.state]
+        parts = [str(self._spec), f"{self.nbytes / 1e6:.3g} MB", str(self.device), self.state]
         return f"QuantizedWeight({', '.join(parts)})"

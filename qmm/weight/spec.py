@@ -78,6 +78,20 @@ class WeightSpec:
     codebook_dtype: torch.dtype | None = None
     act_order: bool = False
 
+    def __str__(self) -> str:
+        """``K=1024, N=512, int4, group 128, scales float16, symmetric``."""
+        parts = [
+            f"K={self.in_features}, N={self.out_features}",
+            f"int{self.bits}" if self.codebook_dtype is None else f"{self.bits}-bit codebook",
+            f"group {self.group_size}",
+            f"scales {dtype_name(self.scale_dtype)}"
+            + (" x float32" if self.scale2_ratio is not None else ""),
+            "symmetric"
+            if self.zero_kind is ZeroKind.NONE and self.codebook_dtype is None
+            else f"zeros {self.zero_kind}",
+        ]
+        return ", ".join([*parts, "act-order"] if self.act_order else parts)
+
     @property
     def zero_words(self) -> int:
         """Rows of packed ``zeros``: ``ceil(G * bits / 32)``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -26,6 +27,7 @@ from qmm.backends.triton_gpu.hopper.choose_wgmma import (
     wgmma_config,
 )
 from qmm.call import MatmulCall
+from qmm.devices import DeviceInfo, described
 from qmm.weight import ZeroKind
 from qmm.weight.spec import WeightSpec
 
@@ -185,10 +187,10 @@ def test_tiles_per_group(group: int, k: int, block: int, expected: tuple[int, in
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """machine(capability, triton): what the reasons see of the GPU and of Triton's version."""
-    caches = (available._device_reasons, available._triton_reasons)
+    stack = ExitStack()
 
     def pretend(
-        capability: tuple[int, int] = (9, 0), triton: str | None = "3.6.0", hip: str | None = None
+        capability: tuple[int, int] = (9, 0), triton: str | None = "3.6.0", vendor: str = "nvidia"
     ) -> None:
         def version(name: str) -> str:
             assert name == "triton"
@@ -197,15 +199,13 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             return triton
 
         monkeypatch.setattr(available, "version", version)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-        monkeypatch.setattr(torch.version, "hip", hip)
-        for cache in caches:
-            cache.cache_clear()
+        available._triton_reasons.cache_clear()
+        stack.enter_context(described(DeviceInfo("a GPU", "cuda", vendor, capability)))
 
-    pretend()
-    yield pretend
-    for cache in caches:
-        cache.cache_clear()
+    with stack:
+        pretend()
+        yield pretend
+    available._triton_reasons.cache_clear()
 
 
 def on_gpu(m: int = 1, **facts: Any) -> MatmulCall:
@@ -261,7 +261,7 @@ def test_compute_capabilities(machine: Any, capability: tuple[int, int], decode:
 
 
 def test_amd(machine: Any) -> None:
-    machine(hip="6.4")
+    machine(vendor="amd")
     assert limits(on_gpu(1), "decode") == ["an NVIDIA GPU: an AMD GPU"]
     assert not available.layout_serves(on_gpu().weight, torch.device("cuda", 0), False)
 

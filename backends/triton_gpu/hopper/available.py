@@ -11,6 +11,7 @@ import torch
 from qmm.backends.triton_gpu.hopper.choose import DECODE_ROWS, tiles_per_group
 from qmm.backends.triton_gpu.hopper.layout import block_k
 from qmm.call import MatmulCall
+from qmm.devices import DeviceInfo, device_info
 from qmm.errors import Reason
 from qmm.weight.spec import WeightSpec
 
@@ -78,11 +79,15 @@ def _triton_reasons(kernel: str) -> tuple[Reason, ...]:
     return () if known else (Reason(rule, f"triton {text}", "", kernel),)
 
 
-@functools.cache
 def _device_reasons(device: torch.device, kernel: str) -> tuple[Reason, ...]:
-    if torch.version.hip is not None:
+    return _info_reasons(device_info(device), kernel)
+
+
+@functools.cache
+def _info_reasons(info: DeviceInfo, kernel: str) -> tuple[Reason, ...]:
+    if info.vendor == "amd":
         return (Reason("an NVIDIA GPU", "an AMD GPU", "", kernel),)
-    got = torch.cuda.get_device_capability(device)
+    got = info.capability or (0, 0)
     if kernel == "decode":
         rule, ok = "compute capability 8.0 to 9.0", DECODE_CAPABILITY <= got <= WGMMA_CAPABILITY
     else:
