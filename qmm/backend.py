@@ -25,7 +25,13 @@ if TYPE_CHECKING:
 
 
 class Tier(enum.IntEnum):
-    """The one written order in which ``backend="auto"`` tries kernels; within a tier the table's order holds."""
+    """The one written order in which ``backend="auto"`` tries kernels; within a tier the table's order holds.
+
+    Example:
+        >>> from qmm import Tier
+        >>> [tier.name.lower() for tier in sorted(Tier)]
+        ['specialised', 'portable', 'library', 'textbook']
+    """
 
     SPECIALISED = 10  # built for one GPU architecture
     PORTABLE = 20  # fused, runs on any GPU its compiler knows
@@ -41,7 +47,17 @@ DETERMINISTIC = (True, False, "batch")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kernel takes, as data: ``why_not`` and the README's support table both read it. None means no limit."""
+    """What a kernel takes, as data: ``why_not`` and the README's support table both read it. None means no limit.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.call import describe_call
+        >>> spec = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).spec
+        >>> for reason in qmm.Limits(bits=(8,), max_m=16).check(describe_call(32, spec), "mine"):
+        ...     print(reason)
+        mine: needs bits in {8}; got 4
+        mine: needs M <= 16; got 32
+    """
 
     devices: tuple[str, ...] | None = None
     a_dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32)
@@ -95,7 +111,13 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel of a backend, as data. ``emulated``: whether it runs in the backend's emulator, if there is one."""
+    """One kernel of a backend, as data. ``emulated``: whether it runs in the backend's emulator, if there is one.
+
+    Example:
+        >>> import qmm
+        >>> [(k.name, k.tier.name) for k in qmm.backends()["torch"].kernels]
+        [('blocks', 'LIBRARY')]
+    """
 
     name: str
     summary: str
@@ -105,7 +127,14 @@ class Kernel:
 
 
 class PreparedLayout(abc.ABC):
-    """A backend's own lossless layout of one weight (see ``QuantizedWeight.prepare_for``)."""
+    """A backend's own lossless layout of one weight (see ``QuantizedWeight.prepare_for``).
+
+    Example:
+        >>> import torch, qmm
+        >>> w = qmm.prepare(qmm.quantize(torch.randn(8, 64), bits=4, group_size=32), "torch")
+        >>> w.state  # the torch backend reads the canonical form and has no layout of its own
+        'canonical'
+    """
 
     layout: ClassVar[str]
 
@@ -129,7 +158,13 @@ class PreparedLayout(abc.ABC):
 
 
 class Backend(abc.ABC):
-    """What a backend is. Subclass it, fill the class data, and write ``environment``, ``config`` and ``run``."""
+    """What a backend is. Subclass it, fill the class data, and write ``environment``, ``config`` and ``run``.
+
+    Example:
+        >>> import qmm
+        >>> qmm.backends()["torch"].environment()  # nothing stands in its way
+        []
+    """
 
     name: ClassVar[str]
     kernels: ClassVar[tuple[Kernel, ...]]

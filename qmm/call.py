@@ -43,6 +43,13 @@ class MatmulCall:
         unprepared_in_capture: a CUDA graph is being captured and the weight has no prepared layout: none is made then.
         deterministic: ``True`` same call, same bits; ``"batch"`` a row's bits do not depend on M either;
             ``False`` anything goes.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.call import make_call
+        >>> call = make_call(torch.randn(2, 3, 64), qmm.quantize(torch.randn(8, 64), bits=4, group_size=32))
+        >>> call.m, call.n, call.k, call.out_shape, call.copies_a
+        (6, 8, 64, (2, 3, 8), False)
     """
 
     m: int
@@ -146,6 +153,14 @@ def describe_call(
     Raises:
         ValueError: an option that no call may have.
         TypeError: a dtype that no call may have.
+
+    Example:
+        >>> import torch
+        >>> from qmm import WeightSpec, ZeroKind
+        >>> from qmm.call import describe_call
+        >>> spec = WeightSpec(4, 128, 4096, 8192, 32, ZeroKind.NONE, torch.float16)
+        >>> describe_call(16, spec, device="cuda").out_shape
+        (16, 8192)
     """
     if m < 0:
         raise ValueError(f"m: must be at least 0; got {m}")

@@ -91,7 +91,15 @@ _described: ContextVar[DeviceInfo | None] = ContextVar("qmm_described_device", d
 
 @contextmanager
 def described(info: DeviceInfo) -> Iterator[None]:
-    """Within the block (this thread or task), every device is ``info``: calls can be explained, not run."""
+    """Within the block (this thread or task), every device is ``info``: calls can be explained, not run.
+
+    Example:
+        >>> import torch
+        >>> from qmm.devices import DESCRIBED, described, device_info
+        >>> with described(DESCRIBED["a100"]):
+        ...     print(device_info(torch.device("cuda")).processors)
+        108
+    """
     token = _described.set(info)
     try:
         yield

@@ -31,6 +31,12 @@ class Explanation:
         copies: copies that the call would make before or after the kernel.
         call: the facts of the call.
         weight: what the weight is and where it lives.
+
+    Example:
+        >>> import torch, qmm
+        >>> told = qmm.explain(torch.randn(2, 64), qmm.quantize(torch.randn(8, 64), bits=4, group_size=32))
+        >>> told.backend, told.kernel, told.copies, sorted(told.reasons)
+        ('torch', 'blocks', [], ['numba', 'torch', 'triton'])
     """
 
     backend: str | None

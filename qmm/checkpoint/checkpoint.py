@@ -40,6 +40,16 @@ class Checkpoint(Mapping[str, QuantizedWeight], abc.ABC):
         config: the quantisation config as it stands in the file (a GGUF file's metadata).
         unused: ``{tensor name: reason}`` of every tensor that is in no layer.
         plain: names of those that are no fault: not quantised (embeddings, norms, biases), or about activations.
+
+    Example:
+        >>> import tempfile, torch, qmm
+        >>> folder = tempfile.mkdtemp()
+        >>> qmm.save(f"{folder}/w.safetensors", {"up": qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)})
+        >>> checkpoint = qmm.load(f"{folder}/w.safetensors")
+        >>> list(checkpoint), checkpoint.method, checkpoint.unused
+        (['up'], 'qmm', {})
+        >>> checkpoint["up"].shape
+        (64, 8)
     """
 
     path: Path

@@ -39,10 +39,13 @@ def load(
         WeightFormatError: a file is damaged, contradicts another, or is in no known format; names file, tensor and
             rule. Nothing in a file is run (no pickles), and files outside the folder are not opened.
 
-    Example::
-
-        weights = qmm.load("Qwen2.5-7B-Instruct-GPTQ-Int4")
-        c = qmm.matmul(a, weights["model.layers.0.mlp.up_proj"].to("cuda"))
+    Example:
+        >>> import tempfile, torch, qmm
+        >>> folder = tempfile.mkdtemp() + "/model"
+        >>> qmm.save(folder, {"mlp.up_proj": qmm.quantize(torch.randn(8, 64), group_size=32)}, "gptq_v2")
+        >>> weights = qmm.load(folder)  # or "Qwen2.5-7B-Instruct-GPTQ-Int4", a folder from elsewhere
+        >>> qmm.matmul(torch.randn(3, 64), weights["mlp.up_proj"]).shape
+        torch.Size([3, 8])
     """
     path = Path(path)
     file = model_file(path) if path.is_dir() else path

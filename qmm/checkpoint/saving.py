@@ -60,6 +60,14 @@ def save(
         WeightFormatError: the format cannot hold a weight; names the layer, the field and the rule.
         ValueError: an unknown format, a name twice, a config that contradicts the weights, or ``files`` for no folder
             or with a name that is not for them.
+
+    Example:
+        >>> import tempfile, torch, qmm
+        >>> path = tempfile.mkdtemp() + "/w.safetensors"
+        >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+        >>> qmm.save(path, {"up": w})
+        >>> torch.equal(qmm.load(path)["up"].qweight, w.qweight)
+        True
     """
     path = Path(path)
     if format not in TARGETS:

@@ -103,6 +103,13 @@ def from_tensors(tensors: Mapping[str, Tensor], *, name: str = "", **config: Any
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import awq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> awq.from_tensors(awq.to_tensors(w), bits=4, group_size=32, version="gemm").shape
+        (64, 32)
     """
     return from_checkpoint(tensors, config, name=name)
 
@@ -120,6 +127,13 @@ def to_tensors(w: QuantizedWeight, *, version: str = "gemm", lossy: bool = False
 
     Warns:
         FormatWarning: the loss.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import awq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> sorted(awq.to_tensors(w))
+        ['qweight', 'qzeros', 'scales']
     """
     version = _version(version)
     bits, k, n, groups = w.bits, w.in_features, w.out_features, w.spec.groups

@@ -112,6 +112,15 @@ def from_tensors(tensors: Mapping[str, Tensor], **config: Any) -> QuantizedWeigh
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import bitsandbytes
+        >>> values = torch.tensor(bitsandbytes.CODEBOOKS["nf4"])
+        >>> codes, scales = torch.randint(0, 16, (64, 8)), torch.ones(1, 8)
+        >>> w = qmm.QuantizedWeight.from_codes(codes, scales, bits=4, group_size=64, codebook=values)
+        >>> torch.equal(bitsandbytes.from_tensors(bitsandbytes.to_tensors(w)).unpack(), w.unpack())
+        True
     """
     return from_checkpoint(tensors, config)
 
@@ -240,6 +249,15 @@ def to_tensors(
 
     Raises:
         WeightFormatError: bitsandbytes cannot hold this weight; says which field and why.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import bitsandbytes
+        >>> values = torch.tensor(bitsandbytes.CODEBOOKS["nf4"])
+        >>> codes, scales = torch.randint(0, 16, (64, 8)), torch.ones(1, 8)
+        >>> w = qmm.QuantizedWeight.from_codes(codes, scales, bits=4, group_size=64, codebook=values)
+        >>> sorted(bitsandbytes.to_tensors(w))
+        ['weight', 'weight.absmax', 'weight.quant_map', 'weight.quant_state.bitsandbytes__nf4']
     """
     require(w.g_idx is None, "g_idx", "must be absent for bitsandbytes", "act-order")
     if w.bits == 8 and w.codebook is None:

@@ -134,6 +134,13 @@ def to_tensors(
 
     Raises:
         WeightFormatError: the format cannot hold this weight; says which field and why.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import compressed_tensors
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32)
+        >>> sorted(compressed_tensors.to_tensors(w))
+        ['weight_packed', 'weight_scale', 'weight_shape']
     """
     kind = _format_of(w) if format is None else _NAMES.get(format)
     if kind is None:

@@ -173,13 +173,28 @@ def from_tensors(
 
     Raises:
         WeightFormatError: no key ``blocks``, another key, or as :func:`from_blocks`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import gguf
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32)
+        >>> gguf.from_tensors(gguf.to_tensors(w, qtype="Q4_0"), qtype="Q4_0").shape
+        (64, 32)
     """
     require(set(tensors) == {"blocks"}, "tensors", "must have the one key 'blocks'", sorted(tensors))
     return from_blocks(tensors["blocks"], qtype, in_features)
 
 
 def to_tensors(w: QuantizedWeight, *, qtype: object) -> dict[str, Tensor]:
-    """The inverse of :func:`from_tensors`; see :func:`to_blocks`."""
+    """The inverse of :func:`from_tensors`; see :func:`to_blocks`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import gguf
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32)
+        >>> sorted(gguf.to_tensors(w, qtype="Q4_0"))
+        ['blocks']
+    """
     return {"blocks": to_blocks(w, qtype)}
 
 

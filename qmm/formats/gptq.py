@@ -122,6 +122,13 @@ def from_tensors(
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import gptq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> gptq.from_tensors(gptq.to_tensors(w), bits=4, group_size=32, checkpoint_format="gptq_v2").shape
+        (64, 32)
     """
     return from_checkpoint(tensors, config, name=name, zero_reading=zero_reading, in_features=in_features)
 
@@ -147,6 +154,13 @@ def to_tensors(
 
     Warns:
         FormatWarning: the loss; or zero points of v1 that readers disagree on, where ``zero_reading`` is not given.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import gptq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> sorted(gptq.to_tensors(w))
+        ['g_idx', 'qweight', 'qzeros', 'scales']
     """
     layout = _layout(w.bits, w.out_features, _format(version, "version"))
     reading = gptq_zeros.check_reading(zero_reading, w.bits)

@@ -97,6 +97,13 @@ def from_tensors(tensors: Mapping[str, Tensor], *, name: str = "", **config: Any
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import hqq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> hqq.from_tensors(hqq.to_tensors(w)).shape
+        (64, 32)
     """
     return from_checkpoint(tensors, config, name=name)
 
@@ -110,6 +117,13 @@ def to_tensors(w: QuantizedWeight, *, view_as_float: bool = False) -> dict[str, 
 
     Raises:
         WeightFormatError: the format cannot hold this weight; says which field and why.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import hqq
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> hqq.to_tensors(w)["W_q"].dtype
+        torch.uint8
     """
     require(w.bits in PACKINGS, "bits", f"must be one of {', '.join(map(str, PACKINGS))} for HQQ", w.bits)
     require(w.g_idx is None, "g_idx", "cannot be held by HQQ (no act-order)", "a weight with g_idx")

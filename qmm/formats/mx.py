@@ -75,6 +75,13 @@ def from_tensors(
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch
+        >>> from qmm.formats import mx
+        >>> blocks, scales = torch.zeros(8, 2, 16, dtype=torch.uint8), torch.full((8, 2), 127, dtype=torch.uint8)
+        >>> print(mx.from_tensors({"blocks": blocks, "scales": scales}).spec)
+        K=64, N=8, 4-bit codebook, group 32, scales float8_e8m0fnu, zeros none
     """
     return from_checkpoint(tensors, config, expert=expert)
 
@@ -116,6 +123,14 @@ def to_tensors(
 
     Raises:
         WeightFormatError: MXFP4 cannot hold this weight; says which field and why.
+
+    Example:
+        >>> import torch
+        >>> from qmm.formats import mx
+        >>> blocks, scales = torch.zeros(8, 2, 16, dtype=torch.uint8), torch.full((8, 2), 127, dtype=torch.uint8)
+        >>> w = mx.from_tensors({"blocks": blocks, "scales": scales})
+        >>> torch.equal(mx.to_tensors(w)["blocks"], blocks)
+        True
     """
     if isinstance(w, QuantizedWeight):
         codes, scales = fp4.write_mx(w)

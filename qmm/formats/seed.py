@@ -74,6 +74,13 @@ def from_tensors(tensors: Mapping[str, Tensor], *, name: str = "", **config: Any
 
     Raises:
         WeightFormatError: as :func:`from_checkpoint`.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import seed
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> seed.from_tensors(seed.to_tensors(w), w_bit=4, group_size=32).shape
+        (64, 32)
     """
     return from_checkpoint(tensors, config, name=name)
 
@@ -83,6 +90,13 @@ def to_tensors(w: QuantizedWeight) -> dict[str, Tensor]:
 
     Raises:
         WeightFormatError: the layout cannot hold this weight; says which field and why.
+
+    Example:
+        >>> import torch, qmm
+        >>> from qmm.formats import seed
+        >>> w = qmm.quantize(torch.randn(32, 64), bits=4, group_size=32, symmetric=False)
+        >>> sorted(seed.to_tensors(w))
+        ['qw', 'qzeros', 'scales']
     """
     require(WORD_BITS % w.bits == 0, "bits", "must be 1, 2, 4 or 8 for the seed layout", w.bits)
     require(w.g_idx is None, "g_idx", "cannot be held by the seed layout", "a weight with g_idx")

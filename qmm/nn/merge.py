@@ -196,6 +196,14 @@ def merge(model: nn.Module, groups: Sequence[Sequence[str]] | None = None) -> Me
     The parts must be called with the same tensor object, one after the other, as models of transformers do; otherwise
     results are right but the whole product is computed for each. For inference: PEFT finds no layers in the parts
     (:func:`unmerge` brings them back). A state_dict has the same keys and values as before.
+
+    Example:
+        >>> import torch, qmm
+        >>> block = torch.nn.Module()
+        >>> block.gate_proj, block.up_proj = torch.nn.Linear(64, 8), torch.nn.Linear(64, 8)
+        >>> report = qmm.nn.convert(block, group_size=32)
+        >>> qmm.nn.merge(block).merged
+        ['gate_proj_and_up_proj']
     """
     done = Merged()
     for name, parent in list(model.named_modules()):
@@ -225,7 +233,17 @@ def merge(model: nn.Module, groups: Sequence[Sequence[str]] | None = None) -> Me
 
 
 def unmerge(model: nn.Module) -> nn.Module:
-    """Undo :func:`merge`, in place: the layers are what they were."""
+    """Undo :func:`merge`, in place: the layers are what they were.
+
+    Example:
+        >>> import torch, qmm
+        >>> block = torch.nn.Module()
+        >>> block.gate_proj, block.up_proj = torch.nn.Linear(64, 8), torch.nn.Linear(64, 8)
+        >>> report = qmm.nn.convert(block, group_size=32)
+        >>> merged = qmm.nn.merge(block)
+        >>> type(qmm.nn.unmerge(block).up_proj).__name__
+        'QuantLinear'
+    """
     for module in list(model.modules()):
         for child, layer in list(module._modules.items()):
             if isinstance(layer, QuantLinearPart):

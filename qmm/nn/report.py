@@ -19,6 +19,12 @@ class ConvertedLayer:
         bytes_before: of the floating weight.
         bytes_after: of the quantised one, canonical.
         error: ``|W - W'| / |W|``, Frobenius norms.
+
+    Example:
+        >>> import torch, qmm
+        >>> (layer,) = qmm.nn.convert(torch.nn.Sequential(torch.nn.Linear(64, 8)), group_size=32).layers
+        >>> layer.name, layer.spec.bits
+        ('0', 4)
     """
 
     name: str
@@ -36,6 +42,12 @@ class ConvertReport:
         layers: what was converted.
         skipped: ``{name: reason}`` of linear layers that were left as they are.
         merged: names of merged layers, see :func:`qmm.nn.merge`.
+
+    Example:
+        >>> import torch, qmm
+        >>> report = qmm.nn.convert(torch.nn.Sequential(torch.nn.Linear(64, 8)), group_size=32)
+        >>> len(report.layers), report.bytes_before, report.bytes_after, report.worst_error < 0.2
+        (1, 2048, 288, True)
     """
 
     layers: tuple[ConvertedLayer, ...]

@@ -21,7 +21,13 @@ HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 
 @dataclass(frozen=True)
 class Case:
-    """One combination of facts; ``str()`` is its test id."""
+    """One combination of facts; ``str()`` is its test id.
+
+    Example:
+        >>> from qmm.testing import Case
+        >>> print(Case(m=1, n=577, k=859, group_size=128))
+        int4-g128-m1-k859-n577-fp16-int
+    """
 
     m: int = 3
     n: int = 21
@@ -63,7 +69,14 @@ class Case:
 
 @dataclass
 class Inputs:
-    """Operands of one case."""
+    """Operands of one case.
+
+    Example:
+        >>> from qmm.testing import Case, make_inputs
+        >>> x = make_inputs(Case(m=2, n=8, k=64))
+        >>> x.a.shape, x.w.shape, x.bias
+        (torch.Size([2, 64]), (64, 8), None)
+    """
 
     a: Tensor
     w: QuantizedWeight
@@ -71,7 +84,13 @@ class Inputs:
 
 
 def make_inputs(case: Case, device: torch.device | str = "cpu", *, exact: bool = False) -> Inputs:
-    """Random operands of ``case``: zero-mean A; with ``exact`` integers and powers of two whose sums are all exact."""
+    """Random operands of ``case``: zero-mean A; with ``exact`` integers and powers of two whose sums are all exact.
+
+    Example:
+        >>> from qmm.testing import Case, make_inputs
+        >>> make_inputs(Case(m=2, n=8, k=64), exact=True).a.unique().tolist()
+        [-2.0, -1.0, 0.0, 1.0, 2.0]
+    """
     rng = np.random.default_rng(case.seed)
     w = make_weight(case, rng, exact=exact)
     if exact:
@@ -83,7 +102,14 @@ def make_inputs(case: Case, device: torch.device | str = "cpu", *, exact: bool =
 
 
 def make_weight(case: Case, rng: np.random.Generator, *, exact: bool = False) -> QuantizedWeight:
-    """The weight of ``case`` on the CPU."""
+    """The weight of ``case`` on the CPU.
+
+    Example:
+        >>> import numpy as np
+        >>> from qmm.testing import Case, make_weight
+        >>> print(make_weight(Case(n=8, k=64), np.random.default_rng(0)).spec)
+        K=64, N=8, int4, group 32, scales float16, zeros int
+    """
     k, n, top = case.k, case.n, (1 << case.bits) - 1
     group = k if case.group_size == -1 else case.group_size
     groups = -(-k // group)

@@ -31,6 +31,11 @@ def apply_known_gaps(items: Iterable[pytest.Item], directory: Path) -> None:
     To be called from ``pytest_collection_modifyitems``. A test id is the item's name,
     ``test_case[triton.tiled:cpu-...]``. A listed test that passes fails the run; a line that matches
     no collected test is an error, when the whole suite of that backend was collected.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from qmm.testing import apply_known_gaps
+        >>> apply_known_gaps([], pathlib.Path(tempfile.mkdtemp()))  # no files, no gaps
     """
     import pytest
 

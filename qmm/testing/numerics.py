@@ -26,7 +26,14 @@ RMS_OUTPUTS = 256
 
 @dataclass(frozen=True)
 class Reference:
-    """What a call should give: the exact result and how far off a kernel may be, both ``[..., N]`` float64."""
+    """What a call should give: the exact result and how far off a kernel may be, both ``[..., N]`` float64.
+
+    Example:
+        >>> from qmm.testing import Case, make_inputs, reference
+        >>> x = make_inputs(Case(m=2, n=8, k=64))
+        >>> reference(x.a, x.w).exact.shape
+        (2, 8)
+    """
 
     exact: Array
     bound: Array
@@ -40,6 +47,13 @@ def reference(
     ``E = 2 u (|A| @ |W|) + (K + 8) 2**-24 (|A| @ Wbar) + eta sum|a|``, then
     ``|C - C64| <= E + u (|C64| + E) + eta``; with an activation E counts 1.13-fold. With float64 the products are
     float64 too, but W is still made in float32.
+
+    Example:
+        >>> import qmm
+        >>> from qmm.testing import Case, make_inputs, reference, worst_ratio
+        >>> x = make_inputs(Case(m=2, n=8, k=64))
+        >>> worst_ratio(qmm.matmul(x.a, x.w), reference(x.a, x.w)) <= 1
+        True
     """
     return reference_from(a, *oracle.dequantize(w), bias, activation)
 
@@ -84,6 +98,13 @@ def worst_ratio(result: Tensor, ref: Reference) -> float:
     """The largest ``|C - C64| / bound``; 1 is the limit. Infinite where finiteness or sign of an Inf differs.
 
     An exact value past the dtype's range may come out as Inf or as the largest finite number within the bound.
+
+    Example:
+        >>> import qmm
+        >>> from qmm.testing import Case, make_inputs, reference, worst_ratio
+        >>> x = make_inputs(Case(m=2, n=8, k=64))
+        >>> worst_ratio(qmm.matmul(x.a, x.w) + 1, reference(x.a, x.w)) > 1
+        True
     """
     got = oracle.to_float64(result)
     if got.shape != ref.exact.shape:
@@ -115,6 +136,13 @@ def assert_close(
 
     Raises:
         AssertionError: naming the worst ratio and the dtype.
+
+    Example:
+        >>> import qmm
+        >>> from qmm.testing import Case, assert_close, make_inputs
+        >>> x = make_inputs(Case(m=2, n=8, k=64))
+        >>> assert_close(qmm.matmul(x.a, x.w), x.a, x.w) <= 1
+        True
     """
     if result.dtype != a.dtype:
         raise AssertionError(f"result has dtype {result.dtype} where a has {a.dtype}")
@@ -129,6 +157,13 @@ def assert_rms(result: Tensor, a: Tensor, w: QuantizedWeight) -> float:
 
     The emulation rounds W to A's dtype once, adds float32 products one after the other, and rounds once.
     For zero-mean data with at least 256 outputs.
+
+    Example:
+        >>> import qmm
+        >>> from qmm.testing import Case, assert_rms, make_inputs
+        >>> x = make_inputs(Case(m=16, n=32, k=64))
+        >>> assert_rms(qmm.matmul(x.a, x.w), x.a, x.w) <= 1.5
+        True
     """
     exact = reference(a, w).exact
     assert exact.size >= RMS_OUTPUTS, "rule (b) needs at least 256 outputs"
@@ -155,7 +190,14 @@ def _rms(result: Tensor, exact: Array) -> float:
 
 
 def assert_exact(result: Tensor, a: Tensor, w: QuantizedWeight) -> None:
-    """Rule (c): data whose partial sums are all exact: the result is exact too, bit for bit."""
+    """Rule (c): data whose partial sums are all exact: the result is exact too, bit for bit.
+
+    Example:
+        >>> import qmm
+        >>> from qmm.testing import Case, assert_exact, make_inputs
+        >>> x = make_inputs(Case(m=2, n=8, k=64), exact=True)
+        >>> assert_exact(qmm.matmul(x.a, x.w), x.a, x.w)
+    """
     exact = oracle.to_float64(a).reshape(-1, w.in_features) @ oracle.dequantize(w)[0]
     expected = torch.from_numpy(exact).to(a.dtype).reshape(*a.shape[:-1], w.out_features)
     got = result.detach().cpu()

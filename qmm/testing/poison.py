@@ -25,7 +25,14 @@ def poisoned(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | 
 
 
 def carve(t: Tensor) -> Tensor:
-    """A contiguous copy of ``t`` in the middle of poison (16-byte alignment of the start is kept)."""
+    """A contiguous copy of ``t`` in the middle of poison (16-byte alignment of the start is kept).
+
+    Example:
+        >>> import torch
+        >>> from qmm.testing import carve
+        >>> torch.equal(carve(torch.arange(6).view(2, 3)), torch.arange(6).view(2, 3))
+        True
+    """
     buffer = poisoned((t.numel() + 2 * GUARD,), t.dtype, t.device)
     middle = buffer[GUARD : GUARD + t.numel()].view(t.shape)
     middle.copy_(t)
@@ -33,7 +40,14 @@ def carve(t: Tensor) -> Tensor:
 
 
 def carve_rows(t: Tensor, pad: int = 5) -> Tensor:
-    """A copy of ``[M, C]`` whose rows lie inside wider rows of poison, with poisoned rows around."""
+    """A copy of ``[M, C]`` whose rows lie inside wider rows of poison, with poisoned rows around.
+
+    Example:
+        >>> import torch
+        >>> from qmm.testing import carve_rows
+        >>> carve_rows(torch.zeros(2, 3), pad=5).stride()
+        (13, 1)
+    """
     m, c = t.shape
     buffer = poisoned((m + 2, c + 2 * pad), t.dtype, t.device)
     middle = buffer[1 : m + 1, pad : pad + c]
@@ -42,7 +56,14 @@ def carve_rows(t: Tensor, pad: int = 5) -> Tensor:
 
 
 def carve_weight(w: QuantizedWeight) -> QuantizedWeight:
-    """The same weight with each tensor carved out of poison."""
+    """The same weight with each tensor carved out of poison.
+
+    Example:
+        >>> from qmm.testing import Case, carve_weight, make_inputs
+        >>> w = make_inputs(Case(n=8, k=64)).w
+        >>> carve_weight(w).spec == w.spec
+        True
+    """
     tensors = WeightTensors(**{name: carve(t) for name, t in w.tensors.present().items()})
     other = w._same_meaning(tensors)
     assert other.qweight.data_ptr() == tensors.qweight.data_ptr()
@@ -50,7 +71,16 @@ def carve_weight(w: QuantizedWeight) -> QuantizedWeight:
 
 
 class Canary:
-    """An output ``[M, N]`` filled with NaN inside a buffer whose rest must not change."""
+    """An output ``[M, N]`` filled with NaN inside a buffer whose rest must not change.
+
+    Example:
+        >>> import torch
+        >>> from qmm.testing import Canary
+        >>> canary = Canary(2, 3, torch.float32, torch.device("cpu"))
+        >>> canary.out.shape
+        torch.Size([2, 3])
+        >>> canary.check()
+    """
 
     def __init__(self, m: int, n: int, dtype: torch.dtype, device: torch.device, pad: int = 3) -> None:
         self._buffer = torch.full((m + 2, n + 2 * pad), -1.5, dtype=dtype, device=device)

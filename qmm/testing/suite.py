@@ -38,7 +38,13 @@ def small(case: Case, target: Target, **options: Any) -> Inputs:
 
 
 class ConformanceSuite(DeviceSuite):
-    """Held against every backend. ``TARGETS`` may be narrowed in a subclass."""
+    """Held against every backend. ``TARGETS`` may be narrowed in a subclass.
+
+    Example:
+        >>> from qmm.testing import ConformanceSuite
+        >>> class TestMine(ConformanceSuite):
+        ...     backends = ("mine",)
+    """
 
     TARGETS: ClassVar[list[Target] | None] = None
 

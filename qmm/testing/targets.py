@@ -11,7 +11,13 @@ from qmm.registry import backends
 
 @dataclass(frozen=True)
 class Target:
-    """One kernel on one device type; ``str()`` is its test id."""
+    """One kernel on one device type; ``str()`` is its test id.
+
+    Example:
+        >>> from qmm.testing import Target
+        >>> print(Target("torch", "blocks", "cpu"))
+        torch.blocks:cpu
+    """
 
     backend: str
     kernel: str
@@ -22,7 +28,13 @@ class Target:
 
 
 def targets(names: tuple[str, ...] | None = None) -> list[Target]:
-    """Every kernel that can run here, on every kind of device that is here."""
+    """Every kernel that can run here, on every kind of device that is here.
+
+    Example:
+        >>> from qmm.testing import targets
+        >>> [str(target) for target in targets(("torch",))][0]
+        'torch.blocks:cpu'
+    """
     found = []
     present = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     for name, backend in backends().items():

@@ -137,6 +137,13 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: a rule does not hold.
+
+        Example:
+            >>> import torch, qmm
+            >>> codes, scales = torch.randint(0, 16, (64, 8)), torch.full((2, 8), 0.5)
+            >>> w = qmm.QuantizedWeight.from_codes(codes, scales, bits=4, group_size=32)
+            >>> torch.equal(w.dequantize(), (codes - 8) * 0.5)
+            True
         """
         words, packed_zeros, g_idx = build.pack_codes(
             codes_kn, scales, zeros, bits, group_size, zero_kind, g_idx
@@ -172,6 +179,12 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: a rule does not hold.
+
+        Example:
+            >>> import torch, qmm
+            >>> qw, scales = torch.zeros(8, 4, dtype=torch.int32), torch.ones(2, 4)
+            >>> qmm.QuantizedWeight.from_seed(qw, scales, w_bit=4, group_size=32).shape
+            (64, 4)
         """
         return cls(**build.seed_arguments(qw, scales, qzeros, w_bit, group_size))
 
@@ -181,6 +194,12 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: a key is missing or unknown, or a rule does not hold.
+
+        Example:
+            >>> import torch, qmm
+            >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+            >>> qmm.QuantizedWeight.from_state_dict(w.state_dict("up."), "up.").spec == w.spec
+            True
         """
         return cls(**facts.arguments_from_state(state, prefix))
 
@@ -190,6 +209,12 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: the weights differ in a fact that one weight cannot express.
+
+        Example:
+            >>> import torch, qmm
+            >>> q, k = (qmm.quantize(torch.randn(n, 64), bits=4, group_size=32) for n in (8, 4))
+            >>> qmm.QuantizedWeight.cat([q, k]).shape
+            (64, 12)
         """
         return slicing.cat(weights, dim)
 
@@ -200,6 +225,11 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             TypeError: ``dtype`` is not floating.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).dequantize(torch.float16).shape
+            torch.Size([64, 8])
         """
         if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
             raise TypeError(f"dtype: must be a floating torch.dtype; got {dtype!r}")
@@ -212,11 +242,23 @@ class QuantizedWeight(WeightProperties):
         return w
 
     def unpack(self) -> Tensor:
-        """Codes as uint8 ``[K, N]``."""
+        """Codes as uint8 ``[K, N]``.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.eye(32), bits=4, group_size=32).unpack()[:2, :2].tolist()
+            [[15, 8], [8, 15]]
+        """
         return build.unpack(self.tensors.qweight, self.bits, self.in_features)
 
     def unpack_zeros(self) -> Tensor | None:
-        """Zero points as uint8 ``[G, N]`` (kind int), as stored (float, bias), or None."""
+        """Zero points as uint8 ``[G, N]`` (kind int), as stored (float, bias), or None.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.rand(8, 64), bits=4, group_size=32, symmetric=False).unpack_zeros().shape
+            torch.Size([2, 8])
+        """
         zeros = self.tensors.zeros
         if zeros is None or self.zero_kind is not ZeroKind.INT:
             return zeros
@@ -230,6 +272,12 @@ class QuantizedWeight(WeightProperties):
         Raises:
             TypeError: the index is not two slices of step 1 (or a slice and integers).
             WeightFormatError: a cut of K inside a group, an empty slice, or a column that is not there.
+
+        Example:
+            >>> import torch, qmm
+            >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+            >>> w[32:, :4].shape, w[:, [5, 0]].shape
+            ((32, 4), (64, 2))
         """
         return slicing.take(self, index)
 
@@ -240,6 +288,11 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             TypeError: ``device`` is a dtype: stored dtypes are part of the weight and do not change.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).to("meta").device
+            device(type='meta')
         """
         if device is None or isinstance(device, torch.dtype):
             raise TypeError(
@@ -257,17 +310,36 @@ class QuantizedWeight(WeightProperties):
         return self._same_meaning(WeightTensors(**moved))
 
     def cpu(self) -> QuantizedWeight:
-        """``to("cpu")``."""
+        """This weight on the CPU, ``to("cpu")``.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).cpu().device
+            device(type='cpu')
+        """
         return self.to("cpu")
 
     def cuda(self, device: int | str | torch.device | None = None) -> QuantizedWeight:
-        """``to`` the given or the current CUDA device."""
+        """``to`` the given or the current CUDA device.
+
+        Example:
+            >>> import torch, qmm
+            >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+            >>> w = w.cuda() if torch.cuda.is_available() else w
+        """
         if device is None:
             device = "cuda"
         return self.to(torch.device("cuda", device) if isinstance(device, int) else device)
 
     def clone(self) -> QuantizedWeight:
-        """An independent canonical copy."""
+        """An independent canonical copy.
+
+        Example:
+            >>> import torch, qmm
+            >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+            >>> w.clone().qweight.data_ptr() == w.qweight.data_ptr()
+            False
+        """
         return self._same_meaning(WeightTensors(**{k: t.clone() for k, t in self.tensors.present().items()}))
 
     def _same_meaning(self, tensors: WeightTensors) -> QuantizedWeight:
@@ -296,6 +368,12 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: the facts of ``other`` differ; nothing is written then.
+
+        Example:
+            >>> import torch, qmm
+            >>> w, new = (qmm.quantize(torch.randn(8, 64), bits=4, group_size=32) for _ in range(2))
+            >>> torch.equal(w.copy_(new).dequantize(), new.dequantize())
+            True
         """
         if not isinstance(other, QuantizedWeight):
             raise TypeError(f"other: must be a qmm.QuantizedWeight; got {type(other).__name__}")
@@ -316,6 +394,11 @@ class QuantizedWeight(WeightProperties):
 
         The canonical tensors by field name, and ``facts``, an int64 vector on the CPU that makes the dict describe
         itself.
+
+        Example:
+            >>> import torch, qmm
+            >>> list(qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).state_dict("up."))
+            ['up.qweight', 'up.scales', 'up.facts']
         """
         tensors = self.tensors.present() | {"facts": facts.encode(self._spec)}
         return {prefix + name: t for name, t in tensors.items()}
@@ -325,6 +408,13 @@ class QuantizedWeight(WeightProperties):
 
         Raises:
             WeightFormatError: a key is missing or unknown, a rule does not hold or the facts differ.
+
+        Example:
+            >>> import torch, qmm
+            >>> w, new = (qmm.quantize(torch.randn(8, 64), bits=4, group_size=32) for _ in range(2))
+            >>> w.load_state_dict(new.state_dict())
+            >>> torch.equal(w.qweight, new.qweight)
+            True
         """
         self.copy_(QuantizedWeight.from_state_dict(state, prefix).to(self.device))
 
@@ -343,11 +433,23 @@ class QuantizedWeight(WeightProperties):
 
         None where its kernels read the canonical form. With ``release`` the canonical tensors are given up and the
         prepared form is the weight; asking for them restores them exactly.
+
+        Example:
+            >>> import torch, qmm
+            >>> w = qmm.quantize(torch.randn(8, 64), bits=4, group_size=32)
+            >>> w.prepare_for(qmm.backends()["torch"]) is None  # which reads the canonical form
+            True
         """
         return self._store.prepare(backend, self, release)
 
     def restore(self) -> Self:
-        """Back to the canonical form alone; prepared layouts are dropped."""
+        """Back to the canonical form alone; prepared layouts are dropped.
+
+        Example:
+            >>> import torch, qmm
+            >>> qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).restore().state
+            'canonical'
+        """
         self._store.restore()
         return self
 

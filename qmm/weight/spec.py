@@ -34,6 +34,11 @@ class ZeroKind(str, enum.Enum):
     ========  =======================================  ==================================
 
     With a codebook the kind is ``none`` and the weight is ``codebook[q] * s``: nothing is subtracted.
+
+    Example:
+        >>> from qmm import ZeroKind
+        >>> print(*ZeroKind)
+        none int float bias
     """
 
     NONE = "none"
@@ -63,6 +68,11 @@ class WeightSpec:
         zero2_ratio: the same for ``zero2``.
         codebook_dtype: dtype of the codebook, or None.
         act_order: whether ``g_idx`` names each row's group.
+
+    Example:
+        >>> import torch, qmm
+        >>> print(qmm.quantize(torch.randn(8, 64), bits=4, group_size=32).spec)
+        K=64, N=8, int4, group 32, scales float16, symmetric
     """
 
     bits: int
