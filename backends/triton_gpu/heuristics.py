@@ -1,6 +1,6 @@
 """Tile sizes and splits of the tiled kernel from facts of the call and of the device; nothing is timed.
 
-What a weight compiles depends on M by few bounds only (16, 32, 64 rows), so M = 1..64 makes three variants at most.
+A configuration depends on the bucket of M alone (buckets.py). What was timed comes before it: tuned.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from qmm.backends.triton_gpu import BACKEND
+from qmm.backends.triton_gpu.buckets import representative
 from qmm.call import MatmulCall
 from qmm.devices import described_device, device_info
 from qmm.weight.spec import WeightSpec
@@ -62,7 +63,9 @@ class TiledConfig:
 
 
 @dataclass(frozen=True)
-class _Tile:
+class Tile:
+    """A tile and how Triton compiles it; see :class:`TiledConfig`."""
+
     block_m: int
     block_n: int
     block_k: int
@@ -72,24 +75,24 @@ class _Tile:
 
 # By rows of A: the last tile of a table is for any M. Each was compiled for sm_80 and sm_90 and spills no register.
 _TILES_16BIT = (
-    _Tile(16, 64, 128, 4, 4),
-    _Tile(32, 64, 64, 4, 4),
-    _Tile(64, 64, 64, 4, 4),
-    _Tile(128, 128, 64, 8, 3),
+    Tile(16, 64, 128, 4, 4),
+    Tile(32, 64, 64, 4, 4),
+    Tile(64, 64, 64, 4, 4),
+    Tile(128, 128, 64, 8, 3),
 )
 # Codes that straddle words and factors of single rows are loaded element by element: many registers, much memory.
-_TILES_16BIT_LOOKUP = (_Tile(16, 64, 64, 4, 2), _Tile(32, 64, 64, 4, 2), _Tile(64, 64, 64, 8, 2))
+_TILES_16BIT_LOOKUP = (Tile(16, 64, 64, 4, 2), Tile(32, 64, 64, 4, 2), Tile(64, 64, 64, 8, 2))
 # A float32 product is plain arithmetic in registers, where larger tiles spill.
-_TILES_FLOAT32 = (_Tile(16, 32, 32, 4, 2), _Tile(32, 32, 32, 4, 2), _Tile(64, 64, 32, 8, 2))
+_TILES_FLOAT32 = (Tile(16, 32, 32, 4, 2), Tile(32, 32, 32, 4, 2), Tile(64, 64, 32, 8, 2))
 _TILES_FLOAT32_LOOKUP = _TILES_FLOAT32[:2]
-_TILES_EMULATED = (_Tile(16, 32, 64, 1, 1), _Tile(64, 32, 64, 1, 1))
+_TILES_EMULATED = (Tile(16, 32, 64, 1, 1), Tile(64, 32, 64, 1, 1))
 # deterministic="batch" has one tile for every M: a compromise that wastes rows at M = 1 and reads W often at large M.
 _BATCH_TILE = 1
 
 _PROGRAMS_PER_PROCESSOR = 4  # programs in flight that hide the latency of memory when M is small
 _MIN_TILES_PER_SPLIT = 2
-_MAX_SPLIT = 16
-_SPLIT_M = 64  # more rows fill the device by themselves, and the partial sums would outweigh the weight
+MAX_SPLIT = 16
+SPLIT_M = 64  # more rows fill the device by themselves, and the partial sums would outweigh the weight
 
 
 def device_facts(device: torch.device) -> DeviceFacts:
@@ -110,48 +113,55 @@ def _facts(device: torch.device) -> DeviceFacts:
 
 
 def choose(call: MatmulCall, device: DeviceFacts) -> TiledConfig:
-    """The configuration for ``call``; with ``deterministic="batch"`` it does not depend on M."""
-    dot = _dot_dtype(call)
+    """The configuration for ``call``, by its bucket of M; with ``deterministic="batch"`` it does not depend on M."""
+    dot = dot_dtype(call)
     batch = call.deterministic == "batch"
-    tile = _tile(call, device, dot, batch)
-    split = 1 if batch or call.m > _SPLIT_M else _split(call, tile, device)
-    stages = _stages(tile, call.weight, dot, device)
+    m = representative(call.m)
+    tile = _tile(call, m, device, dot, batch)
+    split = 1 if batch or m > SPLIT_M else _split(call, m, tile, device)
+    stages = stages_that_fit(tile, call.weight, dot, device)
     return TiledConfig(tile.block_m, tile.block_n, tile.block_k, split, tile.num_warps, stages, dot)
 
 
-def _dot_dtype(call: MatmulCall) -> str:
+def dot_dtype(call: MatmulCall) -> str:
+    """Dtype of the product's operands: float16 only where every weight fits."""
     if call.a_dtype == torch.bfloat16:
         return "bfloat16"
     return "float16" if call.a_dtype == torch.float16 and call.fits_float16 else "float32"
 
 
-def _tile(call: MatmulCall, device: DeviceFacts, dot: str, batch: bool) -> _Tile:
-    tiles: tuple[_Tile, ...] = _TILES_16BIT
-    lookup: tuple[_Tile, ...] = _TILES_16BIT_LOOKUP
+def _tile(call: MatmulCall, m: int, device: DeviceFacts, dot: str, batch: bool) -> Tile:
+    tiles: tuple[Tile, ...] = _TILES_16BIT
+    lookup: tuple[Tile, ...] = _TILES_16BIT_LOOKUP
     if device.emulated:
         tiles = lookup = _TILES_EMULATED
     elif dot == "float32":
         tiles, lookup = _TILES_FLOAT32, _TILES_FLOAT32_LOOKUP
-    tile = _pick(tiles, call.m, batch)
+    tile = _pick(tiles, m, batch)
     spec = call.weight
     by_element = 32 % spec.bits != 0 or spec.codebook_dtype is not None
-    return _pick(lookup, call.m, batch) if by_element or not groups_per_tile(spec, tile.block_k) else tile
+    return _pick(lookup, m, batch) if by_element or not groups_per_tile(spec, tile.block_k) else tile
 
 
-def _pick(tiles: tuple[_Tile, ...], m: int, batch: bool) -> _Tile:
+def _pick(tiles: tuple[Tile, ...], m: int, batch: bool) -> Tile:
     return tiles[_BATCH_TILE] if batch else next((t for t in tiles if m <= t.block_m), tiles[-1])
 
 
-def _split(call: MatmulCall, tile: _Tile, device: DeviceFacts) -> int:
+def _split(call: MatmulCall, m: int, tile: Tile, device: DeviceFacts) -> int:
     """Parts of K so that every processor has work; each part has at least two tiles, and none is empty."""
-    programs = -(-max(call.m, 1) // tile.block_m) * -(-call.n // tile.block_n)
+    programs = -(-m // tile.block_m) * -(-call.n // tile.block_n)
     k_tiles = -(-call.k // tile.block_k)
     wanted = device.processors * _PROGRAMS_PER_PROCESSOR // programs
-    split = max(1, min(wanted, k_tiles // _MIN_TILES_PER_SPLIT, _MAX_SPLIT))
+    split = max(1, min(wanted, k_tiles // _MIN_TILES_PER_SPLIT, MAX_SPLIT))
+    return without_empty(k_tiles, split)
+
+
+def without_empty(k_tiles: int, split: int) -> int:
+    """The splits that have a tile of K, where each takes as many tiles as ``split`` of them would."""
     return -(-k_tiles // -(-k_tiles // split))
 
 
-def _stages(tile: _Tile, spec: WeightSpec, dot: str, device: DeviceFacts) -> int:
+def stages_that_fit(tile: Tile, spec: WeightSpec, dot: str, device: DeviceFacts) -> int:
     """As many stages as shared memory holds, by a bound on what Triton keeps there.
 
     That is all loads of the loop once for each stage but one, and W on its way into the product, twice.

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from qmm.backends.triton_gpu.buckets import bucket_name, representative
 from qmm.backends.triton_gpu.heuristics import DeviceFacts, TiledConfig, choose, groups_per_tile
 from qmm.call import MatmulCall
 from qmm.weight import ZeroKind
@@ -132,3 +133,21 @@ def test_act_order_is_looked_up() -> None:
 def test_impossible_settings_raise(field: str, value: int) -> None:
     with pytest.raises(ValueError, match=field):
         replace(TiledConfig(16, 32, 64, 1, 4, 2, "float16"), **{field: value})
+
+
+BUCKETS = [(0, 16), (17, 32), (33, 64), (65, 128), (129, 256), (257, 512), (513, 1024), (1025, 1 << 20)]
+
+
+@DEVICES
+@weights
+def test_one_configuration_a_bucket(facts: dict[str, object], device: DeviceFacts) -> None:
+    """Eight buckets: a new M inside one of them compiles nothing."""
+    for low, high in BUCKETS:
+        made = {choose(call_of(m=m, **facts), device) for m in (low, (low + high) // 2, high)}  # type: ignore[arg-type]
+        assert len(made) == 1, (low, high)
+
+
+def test_buckets_have_names_and_representatives() -> None:
+    assert [bucket_name(low) for low, _ in BUCKETS] == [bucket_name(high) for _, high in BUCKETS]
+    assert len({bucket_name(low) for low, _ in BUCKETS}) == 8
+    assert [representative(low) for low, _ in BUCKETS] == [16, 32, 64, 128, 256, 512, 1024, 4096]
