@@ -58,14 +58,14 @@ def quantize(
           weight that lies on such a grid already comes out as it was;
         - asymmetric: ``s = (max(max, 0) - min(min, 0)) / (2**bits - 1)``, ``z = round(-min(min, 0) / s)``;
         - an all-zero group has scale 1 and gives exact zeros; a group too small for its scale dtype (a scale under
-          2**-24 in float16, 2**-126 otherwise) takes that smallest scale.
+          ``2**-24`` in float16, ``2**-126`` otherwise) takes that smallest scale.
 
     Raises:
         TypeError: ``weight_nk`` is no dense tensor of an allowed dtype, or ``symmetric`` no bool.
         ValueError: a shape, option or value is out of range: not two-dimensional, empty, NaN or Inf, one symmetric
             bit, or a scale past the range of ``scale_dtype``.
 
-    Memory beyond the result is bounded: rows are worked in blocks of about 2**20 weights (2**23 on a GPU).
+    Memory beyond the result is bounded: rows are worked in blocks of about ``2**20`` weights (``2**23`` on a GPU).
 
     Example:
         >>> import torch, qmm

@@ -94,7 +94,7 @@ def from_checkpoint(
         in_features: K, where neither ``g_idx`` nor full words tell it.
 
     Returns:
-        A weight with zero points of kind int, or float where "unmasked" reads 2**bits.
+        A weight with zero points of kind int, or float where "unmasked" reads ``2**bits``.
 
     Raises:
         WeightFormatError: a tensor is missing, damaged or contradicts another or the config; names the tensor, the
@@ -145,8 +145,8 @@ def to_tensors(
     Args:
         w: the weight.
         version: "gptq" (or "v1"), "gptq_v2" (or "v2") or "gptq_p".
-        zero_reading: by whom a v1 file will be read. None: written for "unmasked" where a zero point is 2**bits, else
-            for "masked".
+        zero_reading: by whom a v1 file will be read. None: written for "unmasked" where a zero point is ``2**bits``,
+            else for "masked".
         lossy: round zero points that are not whole numbers; a warning tells the loss.
 
     Raises:

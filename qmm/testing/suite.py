@@ -114,7 +114,7 @@ class ConformanceSuite(DeviceSuite):
         assert torch.equal(run(target, a, w), torch.zeros(2, 8, dtype=HALF, device=target.device))
 
     def test_float32_is_no_tf32(self, target: Target) -> None:
-        """1024.5 and 1 + 2**-12 do not survive TF32."""
+        """1024.5 and ``1 + 2**-12`` do not survive TF32."""
         w = _identity_weight(32).to(target.device)
         a = torch.tensor([1024.5, 1 + 2.0**-12], device=target.device).repeat_interleave(32).view(2, 32)
         assert torch.equal(run(target, a, w), a)
@@ -157,7 +157,7 @@ class ConformanceSuite(DeviceSuite):
 
     @pytest.mark.parametrize("zero", [0, 15])
     def test_extreme_zero_points(self, target: Target, zero: int) -> None:
-        """Zero points 0 and 2**bits - 1 are numbers like others."""
+        """Zero points 0 and ``2**bits - 1`` are numbers like others."""
         codes = torch.arange(32).remainder(16)[:, None].expand(32, 2)
         zeros = torch.full((2, 2), zero)
         w = QuantizedWeight.from_codes(codes, torch.ones(2, 2, dtype=HALF), zeros, bits=4, group_size=16)

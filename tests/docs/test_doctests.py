@@ -6,6 +6,8 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ import qmm.formats
 import qmm.nn
 import qmm.testing
 
+ROOT = Path(__file__).parents[2]
 CONSTANTS = {"CASES", "EXACT_CASES", "LARGE_CASES"}
 FORMAT_FUNCTIONS = ("from_tensors", "to_tensors")
 
@@ -83,3 +86,18 @@ def test_the_examples_are_those_of_the_public_names() -> None:
     for name, value in PUBLIC.items():
         home = f"{value.__module__}.{value.__qualname__}"
         assert home in run, name
+
+
+def test_every_public_name_stands_on_an_api_page() -> None:
+    pages = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = set(re.findall(r"^ +heading: (\S+)$", pages, re.M))
+    for name in shown:  # a heading is the public name, the line above it where the object lives
+        home = re.search(rf"^::: (\S+)\n +options:\n +heading: {re.escape(name)}$", pages, re.M)
+        assert home is not None, name
+        if name in PUBLIC:
+            value = PUBLIC[name]
+            assert home[1] == f"{value.__module__}.{value.__qualname__}"
+    members = ("qmm.formats.", "qmm.QuantizedWeight.")  # stand under their module and class
+    missing = {name for name in PUBLIC if not name.startswith(members)} - shown
+    missing |= {f"qmm.formats.{name}" for name in qmm.formats.__all__} - shown
+    assert not missing, "docs/api/*.md: give each a '::: module.name' block with 'heading: public name'"
