@@ -237,6 +237,21 @@ TABLE: dict[str, Bad] = {
     "scale2: no rows": Bad(
         lambda: weight(scale2=torch.ones(0, N)), W, ("scale2_ratio", "divide G=2", "0 rows")
     ),
+    "scale2_divides: alone": Bad(
+        lambda: weight(scale2_divides=True), W, ("scale2_divides", "needs scale2", "got True")
+    ),
+    "scale2_divides: number": Bad(
+        lambda: weight(scale2=torch.ones(1), scale2_divides=1),
+        W,
+        ("scale2_divides", "True or False", "got 1"),
+    ),
+    "cat: one divides": Bad(
+        lambda: QuantizedWeight.cat(
+            [weight(scale2=torch.ones(1), scale2_divides=divides) for divides in (True, False)]
+        ),
+        W,
+        ("weights[1]", "scale2_divides of weights[0], True", "got False"),
+    ),
     "scale2_ratio: alone": Bad(lambda: weight(scale2_ratio=1), W, ("scale2_ratio", "needs scale2", "got 1")),
     "zero2: without bias": Bad(
         lambda: weight(zero2=torch.ones(1)), W, ("zero2", "needs zeros of kind bias", "none")
@@ -318,17 +333,20 @@ TABLE: dict[str, Bad] = {
     ),  # CASES 112
     "state_dict: unknown key": Bad(lambda: state(extra=words()), W, ("keys", "among qweight", "['extra']")),
     "state_dict: facts list": Bad(lambda: state(facts=[1]), W, ("facts", "must be a torch.Tensor", "list")),
-    "state_dict: facts dtype": Bad(lambda: state(facts=torch.zeros(7)), W, ("facts", "int64 [7]", "float32")),
+    "state_dict: facts dtype": Bad(lambda: state(facts=torch.zeros(8)), W, ("facts", "int64 [8]", "float32")),
     "state_dict: facts on meta": Bad(
-        lambda: state(facts=torch.zeros(7, dtype=torch.int64, device="meta")),
+        lambda: state(facts=torch.zeros(8, dtype=torch.int64, device="meta")),
         W,
         ("facts", "must hold values", "meta"),
     ),
     "state_dict: version": Bad(
-        lambda: state(facts=torch.full((7,), 2)), W, ("facts", "version must be 1", "got 2")
+        lambda: state(facts=torch.full((8,), 2)), W, ("facts", "version must be 1", "got 2")
     ),
     "state_dict: zero kind": Bad(
-        lambda: state(facts=torch.tensor([1, 4, 32, K, 9, -1, -1])), W, ("facts", "zero kind", "got 9")
+        lambda: state(facts=torch.tensor([1, 4, 32, K, 9, -1, -1, 0])), W, ("facts", "zero kind", "got 9")
+    ),
+    "state_dict: scale2_divides": Bad(
+        lambda: state(facts=torch.tensor([1, 4, 32, K, 0, -1, -1, 2])), W, ("facts", "0 or 1", "got 2")
     ),
     # quantize
     "quantize: list": Bad(lambda: quantize([[1.0]]), T, ("weight_nk", "must be a torch.Tensor", "list")),

@@ -30,7 +30,10 @@ class ReduceFacts:
 
 @dataclass(frozen=True)
 class TiledFacts:
-    """Facts of the matmul kernel; ``scale2`` and ``zero2`` are None, ``"one"`` or ``"rows"``."""
+    """Facts of the matmul kernel; ``scale2`` and ``zero2`` are None, ``"one"`` or ``"rows"``.
+
+    ``divides``: ``scale2`` divides the scales.
+    """
 
     a_dtype: torch.dtype
     out_dtype: torch.dtype
@@ -42,6 +45,7 @@ class TiledFacts:
     zero_dtype: torch.dtype | None
     scale2: str | None
     zero2: str | None
+    divides: bool
     codebook_dtype: torch.dtype | None
     act_order: bool
     block_m: int
@@ -87,6 +91,7 @@ def tiled_facts(call: MatmulCall, config: NumbaConfig) -> TiledFacts:
         zero_dtype=w.zero_dtype,
         scale2=_level(w.scale2_ratio),
         zero2=_level(w.zero2_ratio),
+        divides=w.scale2_divides,
         codebook_dtype=w.codebook_dtype,
         act_order=w.act_order,
         block_m=config.block_m,

@@ -10,7 +10,8 @@ Operands, all flat memory that is indexed with 64-bit offsets:
 
     a        [M, K] with strides    float16, float32, or bfloat16 bits as uint16
     qweight  [ceil(K*bits/32), N]   uint32; code k of a column is bits [k*bits, (k+1)*bits) of its words
-    scales   [G, N]                 stored as they came; scale2 float32, one factor or [ceil(G/ratio), N]
+    scales   [G, N]                 stored as they came; scale2 float32, one factor or [ceil(G/ratio), N],
+                                    multiplies or divides
              [ceil(G*4/32), N]      uint32, 4-bit integers packed down G like codes
     zeros    [ceil(G*bits/32), N]   uint32, packed down G like codes; or like scales (zero2 like scale2)
     codebook [2**bits]              w = codebook[q] * s
@@ -59,8 +60,8 @@ def make_first(dtype: Any) -> Any:
     return first_level
 
 
-def make_factor(dtype: Any, ratio_kind: str | None) -> Any:
-    """``factor(first, second, ratio, g, n, n_size)``: float32 of ``first[g, n]`` times the second level, if any."""
+def make_factor(dtype: Any, ratio_kind: str | None, divides: bool = False) -> Any:
+    """``factor(first, second, ratio, g, n, n_size)``: float32 of ``first[g, n]`` times (or by) the second level."""
     first_level = make_first(dtype)
     has_second = ratio_kind is not None
     by_rows = ratio_kind == "rows"
@@ -70,7 +71,7 @@ def make_factor(dtype: Any, ratio_kind: str | None) -> Any:
         value = first_level(first, g, n, n_size)
         if has_second:
             at = g // ratio * n_size + n if by_rows else 0
-            value = value * second[at]
+            value = value / second[at] if divides else value * second[at]
         return value
 
     return factor
@@ -137,7 +138,7 @@ def make_tiled(facts: TiledFacts) -> Any:
 
     a_value = decoder(facts.a_dtype)
     code_at = code_reader(bits)
-    scale_of = make_factor(facts.scale_dtype, facts.scale2)
+    scale_of = make_factor(facts.scale_dtype, facts.scale2, facts.divides)
     zero_of = make_zero(facts)
     weight = make_weight(facts)
     finish = make_finish(facts.out_dtype, facts.bias_dtype, facts.activation)

@@ -1,4 +1,4 @@
-"""s[g, n] = float32(scales[g, n]) * scale2: group factors of every stored dtype, in float32.
+"""s[g, n] = float32(scales[g, n]) * scale2, or divided by it: group factors of every stored dtype, in float32.
 
 float8 tensors come in as uint8 and are decoded by their bits, which works on every GPU and in the interpreter::
 
@@ -37,8 +37,11 @@ def decode_e8m0(raw):
 
 
 @triton.jit
-def load_factor(ptr, second_ptr, ratio, g, n, n_mask, N, DTYPE: tl.constexpr, ONE_SECOND: tl.constexpr):
-    """Factors of groups ``g`` (all below G) as float32 ``[groups, BLOCK_N]``, times their second level.
+def load_factor(
+    ptr, second_ptr, ratio, g, n, n_mask, N,
+    DTYPE: tl.constexpr, ONE_SECOND: tl.constexpr, DIVIDE: tl.constexpr,
+):  # fmt: skip
+    """Factors of groups ``g`` (all below G) as float32 ``[groups, BLOCK_N]``, times (or by) their second level.
 
     Args:
         ptr: ``[G, N]`` float, int8, or uint8 bits where DTYPE is "e4m3" or "e8m0"; words where it is "uint4".
@@ -57,8 +60,12 @@ def load_factor(ptr, second_ptr, ratio, g, n, n_mask, N, DTYPE: tl.constexpr, ON
         value = raw.to(tl.float32)
     if second_ptr is not None:
         if ONE_SECOND:
-            value *= tl.load(second_ptr)
+            second = tl.load(second_ptr)
         else:
             rows = (g // ratio).to(tl.int64)
-            value *= tl.load(second_ptr + rows[:, None] * N + n[None, :], mask=mask, other=0)
+            second = tl.load(second_ptr + rows[:, None] * N + n[None, :], mask=mask, other=1)
+        if DIVIDE:
+            value = tl.div_rn(value, tl.zeros_like(value) + second)  # rounded as IEEE has it, unlike "/"
+        else:
+            value *= second
     return value

@@ -49,7 +49,7 @@ def load_weight(
     w_ptr, s_ptr, s2_ptr, z_ptr, z2_ptr, codebook_ptr, g_idx_ptr,
     k0, k_left, n, n_mask, N, G, group_size, s2_ratio, z2_ratio,
     BITS: tl.constexpr, ZERO: tl.constexpr, S_DTYPE: tl.constexpr, Z_DTYPE: tl.constexpr,
-    ONE_S2: tl.constexpr, ONE_Z2: tl.constexpr,
+    ONE_S2: tl.constexpr, DIVIDE_S2: tl.constexpr, ONE_Z2: tl.constexpr,
     GROUPS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Rows ``[k0, k0 + BLOCK_K)`` of W in float32 ``[BLOCK_K, BLOCK_N]``; rows from ``k_left`` on are arbitrary.
@@ -59,9 +59,8 @@ def load_weight(
     """
     q = load_codes(w_ptr, k0, k_left, n, n_mask, N, BITS, BLOCK_K, BLOCK_N)
     g = group_rows(g_idx_ptr, k0, k_left, G, group_size, GROUPS, BLOCK_K)
-    s = spread(
-        load_factor(s_ptr, s2_ptr, s2_ratio, g, n, n_mask, N, S_DTYPE, ONE_S2), GROUPS, BLOCK_K, BLOCK_N
-    )
+    s = load_factor(s_ptr, s2_ptr, s2_ratio, g, n, n_mask, N, S_DTYPE, ONE_S2, DIVIDE_S2)
+    s = spread(s, GROUPS, BLOCK_K, BLOCK_N)
     if codebook_ptr is not None:
         return tl.load(codebook_ptr + q).to(tl.float32) * s
     elif ZERO == "none":
@@ -70,9 +69,8 @@ def load_weight(
         z = lifted(codes_at(z_ptr, 0, g, n_mask[None, :], n, N, BITS))
         return (lifted(q) - spread(z, GROUPS, BLOCK_K, BLOCK_N)) * s
     else:
-        z = spread(
-            load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, Z_DTYPE, ONE_Z2), GROUPS, BLOCK_K, BLOCK_N
-        )
+        z = load_factor(z_ptr, z2_ptr, z2_ratio, g, n, n_mask, N, Z_DTYPE, ONE_Z2, False)
+        z = spread(z, GROUPS, BLOCK_K, BLOCK_N)
         q_float = lifted(q) - 8388608.0
         if ZERO == "float":
             return (q_float - z) * s

@@ -79,6 +79,7 @@ def constants(call: MatmulCall, config: TiledConfig) -> dict[str, Any]:
         "S_DTYPE": _DECODED.get(dtype_name(spec.scale_dtype), "plain"),
         "Z_DTYPE": _DECODED.get(dtype_name(spec.zero_dtype), "plain"),
         "ONE_S2": spec.scale2_ratio == 0,
+        "DIVIDE_S2": spec.scale2_divides,
         "ONE_Z2": spec.zero2_ratio == 0,
         "ACTIVATION": call.activation,
         "GROUPS": groups_per_tile(spec, config.block_k),

@@ -4,7 +4,8 @@ Operands:
     a ``[M, K]`` fp16, bf16 or fp32, any strides.
     w int32 ``[ceil(K*bits/32), N]``: codes as a little-endian bit stream down K; rows of N words, contiguous.
     s ``[G, N]`` or int32 words of 4-bit integers packed down G, s2 None or float32 ``[1]`` or
-    ``[ceil(G/s2_ratio), N]``; z by kind: None, int32 words packed down G, or like s with z2 like s2;
+    ``[ceil(G/s2_ratio), N]``, which multiplies s or (DIVIDE_S2) divides it;
+    z by kind: None, int32 words packed down G, or like s with z2 like s2, which multiplies;
     codebook None or ``[2**bits]``; g_idx None or int32 ``[K]``.
     bias ``[N]`` or None; c ``[M, N]`` any strides, or float32 ``[splits, M, N]`` contiguous where SPLIT.
 """
@@ -33,7 +34,7 @@ def tiled_kernel(
     M, N, K, G, group_size, s2_ratio, z2_ratio, tiles_per_split,
     a_stride_m, a_stride_k, c_stride_m, c_stride_n,
     BITS: tl.constexpr, ZERO: tl.constexpr, S_DTYPE: tl.constexpr, Z_DTYPE: tl.constexpr,
-    ONE_S2: tl.constexpr, ONE_Z2: tl.constexpr, ACTIVATION: tl.constexpr,
+    ONE_S2: tl.constexpr, DIVIDE_S2: tl.constexpr, ONE_Z2: tl.constexpr, ACTIVATION: tl.constexpr,
     GROUPS: tl.constexpr, EVEN_K: tl.constexpr, SPLIT: tl.constexpr,
     ROUND_W: tl.constexpr, FLOAT32_DOT: tl.constexpr, EMULATED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
@@ -66,7 +67,7 @@ def tiled_kernel(
         w = load_weight(
             w_ptr, s_ptr, s2_ptr, z_ptr, z2_ptr, codebook_ptr, g_idx_ptr,
             k0, k_left, n, n_mask, N, G, group_size, s2_ratio, z2_ratio,
-            BITS, ZERO, S_DTYPE, Z_DTYPE, ONE_S2, ONE_Z2, GROUPS, BLOCK_K, BLOCK_N,
+            BITS, ZERO, S_DTYPE, Z_DTYPE, ONE_S2, DIVIDE_S2, ONE_Z2, GROUPS, BLOCK_K, BLOCK_N,
         )  # fmt: skip
         if not EVEN_K:
             w = tl.where((k_row < k_left)[:, None], w, 0.0)  # 0 of A times an Inf or NaN scale would be NaN

@@ -326,7 +326,7 @@ def _write_int8(w: QuantizedWeight) -> dict[str, Tensor]:
     require(w.spec.groups == 1, "group_size", f"must be K={k} for int8", w.group_size)
     require(w.scales.dtype == torch.float32, "scales", "dtype must be float32 for int8", w.scales.dtype)
     factor = torch.tensor([_INT8_FACTOR], dtype=torch.float32, device="cpu")
-    ok = w.scale2 is not None and torch.equal(w.scale2.cpu(), factor)
+    ok = w.scale2 is not None and not w.spec.scale2_divides and torch.equal(w.scale2.cpu(), factor)
     require(ok, "scale2", "must be 1/127 for int8 (other scales would be rounded)", w.scale2)
     return {
         "weight": (rows_from_words(w.qweight, k) ^ 128).view(torch.int8),

@@ -8,14 +8,9 @@
               compressed-tensors   w = e2m1 * (scale / weight_global_scale)
               ModelOpt             w = e2m1 * (scale * weight_scale_2)
 
-NVFP4 stays two-level: ``scales`` e4m3, ``scale2`` float32. A divisor g becomes ``scale2 = float32(1/g)``. Two
-neighbouring g may share that reciprocal; the one which ``float32(1/scale2)`` gives has ``scale2`` of shape ``[1]``, the
-other ``[1, N]`` (one number, repeated), so that g is always found again: identical bytes on a round trip.
+NVFP4 stays two-level: ``scales`` e4m3, ``scale2`` float32, and ``scale2_divides`` where the global scale does.
 
-Exactness: MXFP4 and ModelOpt's NVFP4 are bit-equal to the peers in float32 (a zero may differ in sign).
-compressed-tensors' NVFP4 is ``e2m1 * fl(scale * fl(1/g))`` for the peer's ``e2m1 * fl(scale / g)``: never more than 2
-units in the last place away, and 1 for 73 % of all g (every g tried). Storing the quotients would be bit-equal and
-take a third more memory.
+Exactness: bit-equal to the peers in float32 (a zero may differ in sign).
 
 Source: OCP MX 1.0; compressed_tensors 0.20.1, ModelOpt 0.47, by their files.
 """
@@ -25,7 +20,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from qmm.errors import WeightFormatError
 from qmm.formats.layer import Layer
 from qmm.formats.minifloat import E8M0, as_e8m0, e2m1_codebook, e8m0_bytes, is_codebook
 from qmm.formats.rows import rows_from_words, turned, words_from_rows
@@ -72,7 +66,7 @@ def read_nv(layer: Layer, packed: str, scale: str, second: str, divide: bool) ->
         divide: the global scale divides (compressed-tensors) rather than multiplies (ModelOpt).
 
     Raises:
-        WeightFormatError: missing, another shape or dtype, or a divisor without a reciprocal.
+        WeightFormatError: missing, another shape or dtype, or a divisor that is 0, infinite or NaN.
     """
     qweight, n, k = _codes(layer, packed, NV_GROUP)
     stored = layer.take(scale, (torch.float8_e4m3fn,))
@@ -80,8 +74,9 @@ def read_nv(layer: Layer, packed: str, scale: str, second: str, divide: bool) ->
     factor = layer.take(second, (torch.float32,))
     layer.require(factor.numel() == 1, second, "must be one number", f"shape {list(factor.shape)}")
     scale2 = factor.reshape(1).clone()
-    if divide:
-        scale2 = _reciprocal(layer, second, scale2, n)
+    if divide and has_values(scale2):
+        ok = bool(scale2.isfinite() & (scale2 != 0))
+        layer.require(ok, second, "must be a finite number other than 0, as it divides", float(scale2))
     return layer.build(
         qweight,
         turned(stored),
@@ -90,6 +85,7 @@ def read_nv(layer: Layer, packed: str, scale: str, second: str, divide: bool) ->
         in_features=k,
         codebook=e2m1_codebook(qweight.device),
         scale2=scale2,
+        scale2_divides=divide,
     )
 
 
@@ -98,32 +94,6 @@ def _codes(layer: Layer, packed: str, group: int) -> tuple[Tensor, int, int]:
     n, k = rows.shape[0], 2 * rows.shape[1]
     layer.require(k % group == 0, packed, f"must hold whole groups of {group} codes a row", f"K={k}")
     return words_from_rows(rows), n, k
-
-
-def _reciprocal(layer: Layer, second: str, divisor: Tensor, n: int) -> Tensor:
-    if not has_values(divisor):
-        return divisor
-    inverse = 1 / divisor
-    tiny = torch.finfo(torch.float32).tiny  # subnormal numbers have too few digits to be found again
-    ok = bool((inverse.abs() >= tiny) & inverse.isfinite() & (divisor.abs() >= tiny))
-    layer.require(ok, second, "must be a normal float32 whose reciprocal is one, too", float(divisor))
-    return inverse if torch.equal(1 / inverse, divisor) else inverse.expand(1, n).contiguous()
-
-
-def _divisor(scale2: Tensor) -> Tensor:
-    """The g of which ``scale2`` is the reciprocal, float32 ``[1]``; see the module's text for its shape."""
-    inverse = scale2.reshape(-1)[:1].cpu()
-    nearest = 1 / inverse
-    bits = nearest.view(torch.int32)
-    others = [(bits + step).view(torch.float32) for step in (-1, 1)]
-    others = [g for g in others if torch.equal(1 / g, inverse)]
-    candidates = others if scale2.dim() == 2 else [nearest]
-    if len(candidates) != 1 or not torch.equal(1 / candidates[0], inverse):
-        raise WeightFormatError(
-            "scale2: must be the float32 reciprocal of a global scale for compressed-tensors; "
-            f"got {inverse.item()!r}, which is none (ModelOpt's form can hold it)"
-        )
-    return candidates[0]
 
 
 def is_mx(w: QuantizedWeight) -> bool:
@@ -175,10 +145,15 @@ def write_nv(w: QuantizedWeight, divide: bool) -> tuple[Tensor, Tensor, Tensor]:
     second = w.scale2
     require(second is not None, "scale2", "must be there for NVFP4", None)
     assert second is not None
-    one = bool((second == second.reshape(-1)[0]).all()) and (second.dim() == 1 or second.shape[0] == 1)
-    require(one, "scale2", "must be one number for NVFP4", f"several, shape {list(second.shape)}")
-    factor = _divisor(second).to(w.device) if divide else second.reshape(-1)[:1].clone()
-    return rows_from_words(w.qweight, w.in_features // 2), turned(w.scales), factor
+    require(
+        second.dim() == 1, "scale2", "must be one number for NVFP4", f"several, shape {list(second.shape)}"
+    )
+    owner, verb = ("compressed-tensors", "divide") if divide else ("ModelOpt", "multiply")
+    same = w.spec.scale2_divides == divide
+    require(
+        same, "scale2_divides", f"must be {divide}: the global scale of {owner} has to {verb}", not divide
+    )
+    return rows_from_words(w.qweight, w.in_features // 2), turned(w.scales), second.clone()
 
 
 def _check(w: QuantizedWeight, group: int) -> None:

@@ -68,6 +68,7 @@ def _check_facts(w: QuantizedWeight, kind: BlockType) -> None:
     if kind.two_level:
         need(s.group_size == kind.group, "group_size", str(kind.group), s.group_size)
         need(s.scale2_ratio == kind.groups, "scale2_ratio", str(kind.groups), s.scale2_ratio)
+        need(not s.scale2_divides, "scale2_divides", "False", True)
         wanted = kind.groups if kind.zero_kind is ZeroKind.BIAS else None
         need(s.zero2_ratio == wanted, "zero2_ratio", str(wanted), s.zero2_ratio)
     else:

@@ -3,8 +3,8 @@
 A safetensors file; a layer ``name`` has the tensors of :class:`qmm.weight.WeightTensors` that it needs, and ``facts``::
 
     name.qweight, name.scales [, name.scale2, name.zeros, name.zero2, name.codebook, name.g_idx]
-    name.facts    int64 [7] = version, bits, group_size, K, zero kind (0 none, 1 int, 2 float, 3 bias),
-                              scale2_ratio, zero2_ratio (-1 stands for None)
+    name.facts    int64 [8] = version, bits, group_size, K, zero kind (0 none, 1 int, 2 float, 3 bias),
+                              scale2_ratio, zero2_ratio (-1 stands for None), whether scale2 divides
 
 ``__metadata__["quantization_config"]`` of the file (and of a folder's ``config.json``) is
 ``{"quant_method": "qmm", "version": 1}`` with whatever the writer added.

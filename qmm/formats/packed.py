@@ -16,7 +16,7 @@ from torch import Tensor
 from qmm.errors import FormatWarning, WeightFormatError
 from qmm.weight import QuantizedWeight, ZeroKind, bitstream
 from qmm.weight.build import as_words
-from qmm.weight.dequantize import effective
+from qmm.weight.dequantize import effective, effective_scales
 from qmm.weight.facts import has_values
 from qmm.weight.spec import WORD_BITS, dtype_name, words_for
 from qmm.weight.validate import FLOAT_DTYPES, is_minus_one, require, whole_number
@@ -215,7 +215,7 @@ def plain_scales(w: QuantizedWeight) -> Tensor:
     t = w.tensors
     if t.scale2 is None and t.scales.dtype in FLOAT_DTYPES:
         return t.scales
-    scale = effective(t.scales, t.scale2, w.spec.scale2_ratio, w.spec.groups)
+    scale = effective_scales(t, w.spec, 0, w.out_features)
     half = scale.half()
     return half if torch.equal(half.float(), scale) else scale
 
@@ -236,7 +236,7 @@ def whole_zeros(w: QuantizedWeight, low: int, high: int, lossy: bool) -> tuple[T
     if w.zero_kind is ZeroKind.BIAS:
         rule = "of kind bias cannot be held as whole zero points (lossy=True rounds)"
         require(lossy, "zeros", rule, "kind bias")
-        scale = effective(t.scales, t.scale2, w.spec.scale2_ratio, w.spec.groups)
+        scale = effective_scales(t, w.spec, 0, w.out_features)
         zero = -effective(stored, t.zero2, w.spec.zero2_ratio, w.spec.groups) / scale
     else:
         zero = stored.float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Case:
     zero_kind: ZeroKind = ZeroKind.INT
     scale_dtype: torch.dtype = HALF
     two_level: str | None = None  # "one" factor, or "rows" of factors
+    divides: bool = False  # the second level of the scales divides
     codebook: torch.dtype | None = None
     act_order: bool = False
     bias: torch.dtype | None = None
@@ -52,7 +53,7 @@ class Case:
         if self.scale_dtype != HALF:
             parts.append("s" + dtype_name(self.scale_dtype))
         if self.two_level:
-            parts.append("two" + self.two_level)
+            parts.append(("div" if self.divides else "two") + self.two_level)
         if self.act_order:
             parts.append("act")
         if self.bias:
@@ -121,6 +122,7 @@ def make_weight(case: Case, rng: np.random.Generator, *, exact: bool = False) ->
         values = rng.integers(-2, 3, top + 1) if exact else np.sort(rng.uniform(-1, 1, top + 1))
         extra["codebook"] = torch.from_numpy(np.asarray(values, np.float64)).to(case.codebook)
     scales, extra["scale2"], extra["scale2_ratio"] = _factors(case, rng, groups, exact, case.scale_dtype)
+    extra["scale2_divides"] = case.divides
     zeros = None
     if case.zero_kind is ZeroKind.INT:
         zeros = torch.from_numpy(rng.integers(0, top + 1, (groups, n)))
@@ -189,6 +191,9 @@ def _features() -> list[Case]:
                 Case(two_level=two, scale_dtype=scale, k=100, group_size=16, m=2, zero_kind=ZeroKind.BIAS)
             )
         found.append(Case(two_level=two, k=72, group_size=16, zero_kind=ZeroKind.NONE, bits=6))
+        for dtype in (HALF, BF16, FLOAT):  # NVFP4 of compressed-tensors divides
+            e4m3 = Case(two_level=two, divides=True, scale_dtype=torch.float8_e4m3fn, k=72, group_size=16)
+            found.append(replace(e4m3, dtype=dtype, codebook=FLOAT, zero_kind=ZeroKind.NONE))
     for i, activation in enumerate((None, *ACTIVATIONS)):
         for j, dtype in enumerate((HALF, BF16, FLOAT)):
             bias = (HALF, BF16, FLOAT, torch.float64)[(i + j) % 4]

@@ -54,15 +54,17 @@ def nibbles(words: Tensor, rows: int) -> Array:
     return np.array([raw[:, g // 2] >> 4 * (g % 2) & 15 for g in range(rows)], np.float64)
 
 
-def factors(first: Tensor, second: Tensor | None, ratio: int | None, groups: int) -> Array:
-    """Two-level factors ``[G, N]``."""
+def factors(
+    first: Tensor, second: Tensor | None, ratio: int | None, groups: int, divide: bool = False
+) -> Array:
+    """Two-level factors ``[G, N]``; the second level multiplies or divides."""
     value = nibbles(first, groups) if first.dtype == torch.int32 else to_float64(first)
     if second is None:
         return value
     level = to_float64(second)
-    return value * (
-        level if ratio == 0 else np.array([level[g // (ratio or 1)] for g in range(value.shape[0])])
-    )
+    each = level if ratio == 0 else np.array([level[g // (ratio or 1)] for g in range(value.shape[0])])
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return value / each if divide else value * each
 
 
 def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:
@@ -70,7 +72,7 @@ def dequantize(w: QuantizedWeight) -> tuple[Array, Array]:
     t, s = w.tensors, w.spec
     q = codes(t.qweight, s.bits, s.in_features)
     group = [k // s.group_size for k in range(s.in_features)] if t.g_idx is None else t.g_idx.cpu().tolist()
-    scale = factors(t.scales, t.scale2, s.scale2_ratio, s.groups)[group]
+    scale = factors(t.scales, t.scale2, s.scale2_ratio, s.groups, s.scale2_divides)[group]
     with np.errstate(invalid="ignore", over="ignore"):
         if t.codebook is not None:
             value = to_float64(t.codebook)[q.astype(np.int64)] * scale

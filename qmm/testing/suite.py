@@ -96,6 +96,19 @@ class ConformanceSuite(DeviceSuite):
         eye = torch.eye(48, dtype=dtype, device=target.device)
         assert torch.equal(run(target, eye, x.w), x.w.dequantize(dtype))
 
+    @pytest.mark.parametrize("rows", [1, 3])
+    def test_divided_scales_are_divided(self, target: Target, rows: int) -> None:
+        """A quotient and not the product with a reciprocal: one-hot rows give the float32 W, bit for bit."""
+        x = small(Case(n=11, k=48, group_size=16, dtype=FLOAT, zero_kind=ZeroKind.NONE), target)
+        second = torch.linspace(1.1, 2900.7, rows * 11, device=target.device).view(rows, 11)
+        w = QuantizedWeight.from_codes(
+            x.w.unpack(), x.w.scales.float(), bits=4, group_size=16, scale2=second, scale2_divides=True
+        )
+        scale = x.w.scales.float() / second.repeat_interleave(3 // rows, 0)
+        expected = (x.w.unpack().float() - 8) * scale.repeat_interleave(16, 0)
+        assert torch.equal(w.dequantize(), expected)
+        assert torch.equal(run(target, torch.eye(48, device=target.device), w), expected)
+
     @dtypes
     def test_error_is_small_on_average(self, target: Target, dtype: torch.dtype) -> None:
         """Rule (b)."""

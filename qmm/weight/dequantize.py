@@ -1,6 +1,7 @@
 """Canonical weight -> real numbers, in float32 from the stored dtypes, one block of columns at a time.
 
-``W = (q - z) * s``, ``W = s * q + b`` (bias zeros) or ``W = codebook[q] * s``, with ``s = float32(scales) * scale2``.
+``W = (q - z) * s``, ``W = s * q + b`` (bias zeros) or ``W = codebook[q] * s``, with ``s = float32(scales) * scale2``
+(or divided by it).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int
     Extra memory is at most ``BYTES_PER_CODE`` bytes for each of the ``K * (stop - start)`` codes.
     """
     q = unpack(t.qweight[:, start:stop], spec.bits, spec.in_features)
-    scale = effective(t.scales[:, start:stop], columns(t.scale2, start, stop), spec.scale2_ratio, spec.groups)
+    scale = effective_scales(t, spec, start, stop)
     if t.codebook is not None:
         w = t.codebook.float()[q.long()]
         return per_group(w, scale, spec, t.g_idx, torch.Tensor.mul_)
@@ -46,15 +47,24 @@ def dequantize_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int
     return w
 
 
-def effective(first: Tensor, second: Tensor | None, ratio: int | None, groups: int) -> Tensor:
-    """First-level factors as stored, times the second level: float32 ``[G, N]``."""
+def effective_scales(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
+    """The scales used in columns ``[start, stop)``, both levels as one: float32 ``[G, stop - start]``."""
+    second = columns(t.scale2, start, stop)
+    return effective(
+        t.scales[:, start:stop], second, spec.scale2_ratio, spec.groups, divide=spec.scale2_divides
+    )
+
+
+def effective(
+    first: Tensor, second: Tensor | None, ratio: int | None, groups: int, *, divide: bool = False
+) -> Tensor:
+    """First-level factors as stored, times (or divided by) the second level: float32 ``[G, N]``."""
     value = unpack_factors(first, groups).float()
     if second is None or ratio is None:
         return value
-    if ratio == 0:
-        return value * second
-    rows = torch.arange(value.shape[0], device=value.device) // ratio
-    return value * second[rows]
+    if ratio != 0:
+        second = second[torch.arange(value.shape[0], device=value.device) // ratio]
+    return value / second if divide else value * second
 
 
 def unpack_factors(first: Tensor, groups: int) -> Tensor:
@@ -96,8 +106,7 @@ def magnitude_bound(t: WeightTensors, spec: WeightSpec) -> float:
 
 
 def _bound_of_columns(t: WeightTensors, spec: WeightSpec, start: int, stop: int) -> Tensor:
-    second = columns(t.scale2, start, stop)
-    scale = effective(t.scales[:, start:stop], second, spec.scale2_ratio, spec.groups).abs()
+    scale = effective_scales(t, spec, start, stop).abs()
     top = (1 << spec.bits) - 1
     if t.codebook is not None:
         values = t.codebook.float().abs()

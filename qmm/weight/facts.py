@@ -17,10 +17,10 @@ from qmm.weight.tensors import WeightTensors
 if TYPE_CHECKING:
     from qmm.weight.quantized_weight import QuantizedWeight
 
-# facts = int64 [version, bits, group_size, K, zero kind, scale2_ratio, zero2_ratio]; -1 stands for None
+# facts = int64 [version, bits, group_size, K, zero kind, scale2_ratio, zero2_ratio, scale2_divides]; -1 stands for None
 VERSION = 1
 _KINDS = (ZeroKind.NONE, ZeroKind.INT, ZeroKind.FLOAT, ZeroKind.BIAS)
-_LENGTH = 7
+_LENGTH = 8
 
 
 def has_values(t: Tensor) -> bool:
@@ -29,10 +29,10 @@ def has_values(t: Tensor) -> bool:
 
 
 def encode(spec: WeightSpec) -> Tensor:
-    """The facts that the tensors alone do not tell, as int64 ``[7]`` on the CPU."""
+    """The facts that the tensors alone do not tell, as int64 ``[8]`` on the CPU."""
     ratios = [-1 if r is None else r for r in (spec.scale2_ratio, spec.zero2_ratio)]
     kind = _KINDS.index(spec.zero_kind)
-    numbers = [VERSION, spec.bits, spec.group_size, spec.in_features, kind, *ratios]
+    numbers = [VERSION, spec.bits, spec.group_size, spec.in_features, kind, *ratios, int(spec.scale2_divides)]
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")  # also where the default device is another
 
 
@@ -72,11 +72,13 @@ def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, 
         )
     if not has_values(facts):
         raise WeightFormatError(f"facts: must hold values; got a tensor on {facts.device}")
-    version, bits, group_size, k, kind, scale2_ratio, zero2_ratio = facts.tolist()
+    version, bits, group_size, k, kind, scale2_ratio, zero2_ratio, divides = facts.tolist()
     if version != VERSION:
         raise WeightFormatError(f"facts: version must be {VERSION}; got {version}")
     if not 0 <= kind < len(_KINDS):
         raise WeightFormatError(f"facts: zero kind must be from 0 to {len(_KINDS) - 1}; got {kind}")
+    if divides not in (0, 1):
+        raise WeightFormatError(f"facts: scale2_divides must be 0 or 1; got {divides}")
     return {
         **mine,
         "bits": bits,
@@ -85,6 +87,7 @@ def arguments_from_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, 
         "zero_kind": _KINDS[kind],
         "scale2_ratio": None if scale2_ratio < 0 else scale2_ratio,
         "zero2_ratio": None if zero2_ratio < 0 else zero2_ratio,
+        "scale2_divides": bool(divides),
     }
 
 

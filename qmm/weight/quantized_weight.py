@@ -42,6 +42,8 @@ class QuantizedWeight(WeightProperties):
             float by what ``zeros`` is; bias has to be said.
         scale2: second level of the scales, float32 ``[1]`` or ``[ceil(G/r), N]``.
         scale2_ratio: r; None where the rows of ``scale2`` divide G.
+        scale2_divides: the scale is ``scales / scale2``, rounded once, and not their product. (A reciprocal of
+            ``scale2`` in its place would be another weight, by up to 3 units in the last place.)
         zero2: the same second level for zeros of kind bias.
         zero2_ratio: r of ``zero2``.
         codebook: floating ``[2**bits]``; the weight is then ``codebook[q] * s``.
@@ -74,6 +76,7 @@ class QuantizedWeight(WeightProperties):
         zero_kind: ZeroKind | str | None = None,
         scale2: Tensor | None = None,
         scale2_ratio: int | None = None,
+        scale2_divides: bool = False,
         zero2: Tensor | None = None,
         zero2_ratio: int | None = None,
         codebook: Tensor | None = None,
@@ -96,6 +99,7 @@ class QuantizedWeight(WeightProperties):
             zero_kind=zero_kind,
             scale2_ratio=scale2_ratio,
             zero2_ratio=zero2_ratio,
+            scale2_divides=scale2_divides,
         )
         tensors = build.own_storage(tensors)
         known = facts.has_values(tensors.qweight)
@@ -121,6 +125,7 @@ class QuantizedWeight(WeightProperties):
         codebook: Tensor | None = None,
         scale2: Tensor | None = None,
         scale2_ratio: int | None = None,
+        scale2_divides: bool = False,
         zero2: Tensor | None = None,
         zero2_ratio: int | None = None,
     ) -> Self:
@@ -158,6 +163,7 @@ class QuantizedWeight(WeightProperties):
             zero_kind=zero_kind,
             scale2=scale2,
             scale2_ratio=scale2_ratio,
+            scale2_divides=scale2_divides,
             zero2=zero2,
             zero2_ratio=zero2_ratio,
             codebook=codebook,

@@ -95,6 +95,7 @@ def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:
             raise TypeError(f"weights[{i}]: must be a qmm.QuantizedWeight; got {type(w).__name__}")
     first = weights[0]
     same = {"bits", "group_size", "zero_kind", "scale_dtype", "zero_dtype", "codebook_dtype", "act_order"}
+    same |= {"scale2_divides"}
     same |= {"in_features", "groups"} if dim == 1 else {"out_features"}
     for i, w in enumerate(weights[1:], 1):
         for name in (f.name for f in fields(WeightSpec) if f.name in same):
@@ -112,7 +113,12 @@ def cat(weights: Sequence[QuantizedWeight], dim: int) -> QuantizedWeight:
 
 def _make(like: QuantizedWeight, tensors: dict[str, Any], group_size: int, k: int) -> QuantizedWeight:
     return type(like)(
-        **tensors, bits=like.bits, group_size=group_size, in_features=k, zero_kind=like.zero_kind
+        **tensors,
+        bits=like.bits,
+        group_size=group_size,
+        in_features=k,
+        zero_kind=like.zero_kind,
+        scale2_divides=like.spec.scale2_divides,
     )
 
 

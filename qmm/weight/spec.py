@@ -68,6 +68,7 @@ class WeightSpec:
         zero2_ratio: the same for ``zero2``.
         codebook_dtype: dtype of the codebook, or None.
         act_order: whether ``g_idx`` names each row's group.
+        scale2_divides: the scale is ``scales / scale2`` and not their product (NVFP4 of compressed-tensors).
 
     Example:
         >>> import torch, qmm
@@ -87,6 +88,7 @@ class WeightSpec:
     zero2_ratio: int | None = None
     codebook_dtype: torch.dtype | None = None
     act_order: bool = False
+    scale2_divides: bool = False
 
     def __str__(self) -> str:
         """``K=1024, N=512, int4, group 128, scales float16, symmetric``."""
@@ -95,7 +97,7 @@ class WeightSpec:
             f"int{self.bits}" if self.codebook_dtype is None else f"{self.bits}-bit codebook",
             f"group {self.group_size}",
             f"scales {dtype_name(self.scale_dtype)}"
-            + (" x float32" if self.scale2_ratio is not None else ""),
+            + ("" if self.scale2_ratio is None else " / float32" if self.scale2_divides else " x float32"),
             "symmetric"
             if self.zero_kind is ZeroKind.NONE and self.codebook_dtype is None
             else f"zeros {self.zero_kind}",

@@ -17,6 +17,7 @@ from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
 
 _NONE = "-"
 _FITS = "fits_float16"
+_FLAGS = ("act_order", "scale2_divides")
 
 
 @lru_cache(maxsize=1024)
@@ -65,4 +66,4 @@ def _value(name: str, word: str) -> Any:
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"spec: {name} must be a dtype of torch; got {word!r}")
         return dtype
-    return bool(int(word)) if name == "act_order" else int(word)
+    return bool(int(word)) if name in _FLAGS else int(word)

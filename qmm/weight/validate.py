@@ -49,6 +49,7 @@ def make_spec(
     zero_kind: ZeroKind | str | None,
     scale2_ratio: int | None,
     zero2_ratio: int | None,
+    scale2_divides: bool,
 ) -> WeightSpec:
     """Check types, shapes, dtypes and devices (never values) and return the facts.
 
@@ -106,6 +107,8 @@ def make_spec(
         require(t.g_idx.dtype == torch.int32, "g_idx", "dtype must be int32", dtype_name(t.g_idx.dtype))
         _shape(t.g_idx, "g_idx", (k,), "[K]")
         groups = rows
+    require(isinstance(scale2_divides, bool), "scale2_divides", "must be True or False", repr(scale2_divides))
+    require(not scale2_divides or t.scale2 is not None, "scale2_divides", "needs scale2", scale2_divides)
     kind = _zero_kind(t, zero_kind)
     _check_zeros(t, kind, bits, groups, n)
     if t.codebook is not None:
@@ -127,6 +130,7 @@ def make_spec(
         zero2_ratio=_second_level(t.zero2, "zero2", zero2_ratio, groups, n),
         codebook_dtype=None if t.codebook is None else t.codebook.dtype,
         act_order=t.g_idx is not None,
+        scale2_divides=scale2_divides,
     )
 
 

@@ -41,7 +41,7 @@ def own_layer(**changes: Any) -> dict[str, Any]:
     parts = {
         "qweight": np.full((1, 4), 0x12345678 & (2**30 - 1), "<i4"),
         "scales": np.ones((2, 4), "<f4"),
-        "facts": np.array([1, 3, 8, 10, 0, -1, -1], "<i8"),
+        "facts": np.array([1, 3, 8, 10, 0, -1, -1, 0], "<i8"),
     }
     return {f"up.{k}": v for k, v in {**parts, **changes}.items() if v is not None}
 
@@ -241,7 +241,7 @@ def own(config: Any = OWN, **changes: Any) -> Callable[[Path], Path]:
 
 def facts(**changes: int) -> np.ndarray[Any, Any]:
     """``facts`` of :func:`own_layer` with other numbers."""
-    numbers = {"version": 1, "bits": 3, "group": 8, "k": 10, "kind": 0, "ratio": -1, "zero": -1}
+    numbers = {"version": 1, "bits": 3, "group": 8, "k": 10, "kind": 0, "ratio": -1, "zero": -1, "divides": 0}
     return np.array(list({**numbers, **changes}.values()), "<i8")
 
 
@@ -271,8 +271,8 @@ LAYERS: dict[str, tuple[Callable[[Path], Path], list[str]]] = {
     "own-version": (own({**OWN, "version": 2}), ["version", "must be 1", "got 2"]),
     "own-no-version": (own({"quant_method": "qmm"}), ["version", "None"]),
     "own-facts-version": (own(facts=facts(version=7)), ["facts", "version must be 1", "7"]),
-    "own-facts-dtype": (own(facts=np.ones(7, "<i4")), ["facts", "int64 [7]", "int32"]),
-    "own-facts-short": (own(facts=np.ones(6, "<i8")), ["facts", "int64 [7]", "[6]"]),
+    "own-facts-dtype": (own(facts=np.ones(8, "<i4")), ["facts", "int64 [8]", "int32"]),
+    "own-facts-short": (own(facts=np.ones(6, "<i8")), ["facts", "int64 [8]", "[6]"]),
     "own-bits": (own(facts=facts(bits=9)), ["bits", "9"]),
     "own-bits-contradict": (own(facts=facts(bits=8)), ["qweight", "3 rows", "1"]),
     "own-group": (own(facts=facts(group=0)), ["group_size", "0"]),

@@ -29,6 +29,7 @@ BASE = TiledFacts(
     zero_dtype=torch.int32,
     scale2=None,
     zero2=None,
+    divides=False,
     codebook_dtype=None,
     act_order=False,
     block_m=16,
@@ -62,6 +63,11 @@ FACTS: dict[str, tuple[TiledFacts | ReduceFacts, tuple[int, int]]] = {
     "int2-packed-factors": (
         replace(BASE, bits=2, zero_kind=ZeroKind.BIAS, zero_dtype=torch.uint4, scale_dtype=torch.uint4,
                 scale2="rows", zero2="rows"),
+        (9, 0),
+    ),
+    "nvfp4-divided": (
+        replace(BASE, zero_kind=ZeroKind.NONE, zero_dtype=None, scale_dtype=torch.float8_e4m3fn, scale2="one",
+                divides=True, codebook_dtype=FLOAT),
         (9, 0),
     ),
     "int8-symmetric": (

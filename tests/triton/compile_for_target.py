@@ -45,6 +45,10 @@ CASES = {
     "int2-packed-factors-fp16": Case(
         m=16, n=256, k=1024, bits=2, group_size=16, zero_kind=BIAS, scale_dtype=torch.uint4, two_level="rows"
     ),
+    "nvfp4-divided-bf16": Case(
+        m=16, n=256, k=1024, group_size=16, dtype=BF16, zero_kind=NONE, codebook=FLOAT,
+        scale_dtype=torch.float8_e4m3fn, two_level="one", divides=True,
+    ),
     "ragged-e4m3-bf16": Case(
         m=60, n=37, k=1001, group_size=24, dtype=BF16, scale_dtype=torch.float8_e4m3fn, two_level="one",
         zero_kind=FLOATING, bias=torch.float64, activation="gelu",

@@ -27,6 +27,9 @@ CASES = {
         k=180, group_size=16, zero_kind=ZeroKind.BIAS, scale_dtype=torch.uint4, two_level="rows"
     ),
     "e4m3, one factor": Case(zero_kind=ZeroKind.NONE, scale_dtype=torch.float8_e4m3fn, two_level="one"),
+    "e4m3, divided by rows": Case(
+        zero_kind=ZeroKind.NONE, scale_dtype=torch.float8_e4m3fn, two_level="rows", divides=True
+    ),
     "codebook": Case(codebook=FLOAT, zero_kind=ZeroKind.NONE),
     "act-order": Case(act_order=True, k=64, group_size=16),
 }
