@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qmm.op.parts import remember
 from qmm.prepare import prepare
 from qmm.registry import AUTO
 from qmm.weight import QuantizedWeight, WeightTensors
@@ -40,6 +41,8 @@ class HeldWeight:
         w = self.weight
         if w.device.type != "cpu" and has_values(next(iter(w.stored_tensors().values()))):
             prepare(w, self.backend, release=self.release)
+        # a block that is compiled once runs with the tensors of every layer: each is to find its own plans
+        remember(w)
 
     def apply(self, fn: Callable[[Tensor], Tensor]) -> None:
         """What ``nn.Module._apply`` does to a tensor (moves, copies without values, shared memory), without any cast.

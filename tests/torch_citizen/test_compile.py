@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 import qmm
+import qmm.nn
 from qmm import QuantizedWeight
+from qmm.op import parts
 from qmm.testing import Case, Target, make_inputs, targets
 from qmm.weight import ZeroKind
 
@@ -181,3 +183,22 @@ def test_autocast_while_tracing() -> None:
     with torch.autocast("cpu", dtype=BF16):
         compiled = torch.compile(_with_argument, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(x.a, x.w, None), _with_argument(x.a, x.w, None))
+
+
+def test_a_block_compiled_once_finds_the_weight_of_every_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with it what is planned and prepared for it, instead of making it anew at each call."""
+    layers = [qmm.nn.QuantLinear.from_weight(make_inputs(Case(k=64)).w) for _ in range(3)]
+    found: list[bool] = []
+
+    def noted(*arguments: Any) -> tuple[QuantizedWeight, bool]:
+        result = parts.weight_of(*arguments)
+        found.append(result[1])
+        return result
+
+    monkeypatch.setattr("qmm.op.run.weight_of", noted)
+    counter = Counter()
+    block = torch.compile(qmm.nn.QuantLinear.forward, fullgraph=True, backend=counter)
+    a = make_inputs(Case(m=3, k=64)).a
+    for layer in layers:
+        assert torch.equal(block(layer, a), layer(a))
+    assert len(counter.graphs) == 1 and found == [True] * 3
