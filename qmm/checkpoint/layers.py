@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qmm.checkpoint.methods import METHODS, FormatModule, left_alone
+from qmm.checkpoint.methods import METHODS, SIGNS, FormatModule, left_alone
 from qmm.checkpoint.safetensors_read import Entry
 from qmm.formats.patterns import matches
 
@@ -36,7 +36,7 @@ class Grouped:
     Attributes:
         layers: where each layer is; an expert of a stack is a layer of its own, ``name[0]``.
         plain: ``{tensor name: reason}`` of tensors that are not quantised, or are not about the weight.
-        strays: ``{tensor name: reason}`` of parts of quantised layers without the rest.
+        strays: ``{tensor name: reason}`` of parts of quantised layers without the rest, or of another format.
     """
 
     layers: dict[str, Parts] = field(default_factory=dict)
@@ -74,7 +74,15 @@ def group(
             else:
                 grouped.strays[name] = f"stands without {' or '.join(keys)}: {entries[name]}"
     mine = {name for parts in found.values() for name in parts.values()}
-    grouped.plain |= {name: f"not quantised: {entry}" for name, entry in entries.items() if name not in mine}
+    for name, entry in entries.items():
+        if name in mine:
+            continue
+        if name.rpartition(".")[2] in SIGNS:
+            grouped.strays[name] = (
+                f"of a quantised layer, but not one of {method}, which the config names: {entry}"
+            )
+        else:
+            grouped.plain[name] = f"not quantised: {entry}"
     return grouped
 
 

@@ -76,6 +76,9 @@ METHODS = {
     "seed": Method("seed"),
 }
 
+# last parts of tensor names that only quantised layers have, of whatever format
+SIGNS = frozenset({"qweight", "weight_packed", "W_q", "weight_scale", "weight_scale_inv", "absmax", "SCB"})
+
 
 def method_of(config: Mapping[str, Any], where: str) -> str:
     """The ``quant_method`` of a quantisation config.

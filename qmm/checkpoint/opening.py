@@ -11,10 +11,9 @@ from qmm.checkpoint.checkpoint import Checkpoint
 from qmm.checkpoint.folder import INDEX, Found, find_config, model_file, open_index
 from qmm.checkpoint.from_gguf import GGUFCheckpoint
 from qmm.checkpoint.from_safetensors import SafetensorsCheckpoint
+from qmm.checkpoint.methods import SIGNS
 from qmm.checkpoint.safetensors_read import SafetensorsFile
 from qmm.errors import WeightFormatError
-
-_SIGNS = ("qweight", "weight_packed", "W_q", "weight_scale", "weight_scale_inv", "absmax", "SCB")
 
 
 def load(
@@ -67,7 +66,7 @@ def load(
         return SafetensorsCheckpoint(path, found, dict(config), "config")
     known = find_config(single, file.parent)
     if known is None:
-        sign = next((name for name in found.files if name.rpartition(".")[2] in _SIGNS), None)
+        sign = next((name for name in found.files if name.rpartition(".")[2] in SIGNS), None)
         if sign is not None:
             raise WeightFormatError(
                 f"{path}: needs a quantisation config (config.json beside it, or config=) to read {sign!r}; got none"
