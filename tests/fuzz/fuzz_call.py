@@ -58,6 +58,7 @@ class Variant:
     zero_kind: str
     scales: str
     two_level: str | None
+    scale2_divides: bool
     codebook: str | None
     act_order: bool
     bias: str | None
@@ -93,19 +94,20 @@ class Call:
         """The facts as :class:`qmm.testing.Case` has them."""
         v = self.variant
         return Case(
-            self.m,
-            self.n,
-            self.k,
-            v.bits,
-            v.group_size,
-            getattr(torch, v.dtype),
-            ZeroKind(v.zero_kind),
-            getattr(torch, v.scales),
-            v.two_level,
-            None if v.codebook is None else getattr(torch, v.codebook),
-            v.act_order,
-            None if v.bias is None else getattr(torch, v.bias),
-            v.activation,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            bits=v.bits,
+            group_size=v.group_size,
+            dtype=getattr(torch, v.dtype),
+            zero_kind=ZeroKind(v.zero_kind),
+            scale_dtype=getattr(torch, v.scales),
+            two_level=v.two_level,
+            divides=v.scale2_divides,
+            codebook=None if v.codebook is None else getattr(torch, v.codebook),
+            act_order=v.act_order,
+            bias=None if v.bias is None else getattr(torch, v.bias),
+            activation=v.activation,
         )
 
     def to_json(self) -> str:
@@ -163,6 +165,7 @@ def draw_variant(pick: Pick, target: Target, *, small: bool) -> Variant:
         zero_kind,
         scales,
         two_level,
+        two_level is not None and pick((False, False, True)),
         codebook,
         act_order,
         pick(mostly(None, (*DTYPES, "float64"), 2)),

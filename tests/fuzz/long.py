@@ -225,7 +225,7 @@ def show(report: dict[str, Any]) -> None:
         f"{report['repeats']} repeats, {report['differing_repeats']} of them different, "
         f"{len(report['failures'])} failures"
     )
-    for failure in report["failures"]:
+    for failure in report["failures"][:10]:
         print(f"\n{failure['target']}: {failure['message']}")
         if failure["call"]:
             print(f"  python tests/fuzz/long.py --call '{failure['call']}'")

@@ -43,7 +43,23 @@ def test_a_fault_is_found() -> None:
     from fuzz_call import Variant
 
     variant = Variant(
-        *("torch", "blocks", "cpu", "float16", 4, 32, "int", "float16", None, None, False, None, None, True),
+        *(
+            "torch",
+            "blocks",
+            "cpu",
+            "float16",
+            4,
+            32,
+            "int",
+            "float16",
+            None,
+            False,
+            None,
+            False,
+            None,
+            None,
+            True,
+        ),
         *((3,), (21,), (70,), "plain", "rows", 0, None),
     )
     call = Call(variant, 3, 21, 70, "normal", 0, 7)
