@@ -36,6 +36,7 @@ class MatmulCall:
         device: device of every operand.
         weight: facts of the weight.
         fits_float16: whether every weight value is inside float16's range, so that W may be rounded to float16.
+        even_groups: whether every group has ``group_size`` rows (the last may be short); act-order may break it.
         released_to: the backend whose prepared layout *is* the weight, or None.
         bias_dtype: dtype of the bias, or None.
         activation: name of the activation, or None.
@@ -62,6 +63,7 @@ class MatmulCall:
     device: torch.device
     weight: WeightSpec
     fits_float16: bool
+    even_groups: bool = True
     released_to: str | None = None
     bias_dtype: torch.dtype | None = None
     activation: str | None = None
@@ -127,6 +129,7 @@ def make_call(
         device=a.device,
         weight=spec,
         fits_float16=w.fits_float16,
+        even_groups=w.even_groups,
         released_to=w.released_to,
         bias_dtype=None if bias is None else bias.dtype,
         activation=activation,

@@ -37,7 +37,6 @@ _HOPPER = Limits(
     bits=(4, 8),
     scale_dtypes=(torch.float16, torch.bfloat16, torch.float32),
     codebook=False,
-    act_order=False,
     two_level_scales=False,
 )
 
@@ -100,7 +99,7 @@ class TritonBackend(Backend):
     def prepare(self, w: QuantizedWeight) -> PreparedLayout | None:
         from qmm.backends.triton_gpu.hopper.available import layout_serves
 
-        if not layout_serves(w.spec, w.device, _interpreted()):
+        if not layout_serves(w.spec, w.even_groups, w.device, _interpreted()):
             return None
         from qmm.backends.triton_gpu.hopper.layout import FragmentLayout
 

@@ -55,4 +55,4 @@ def _assemble(parts: Sequence[Tensor], spec: OpSpec) -> QuantizedWeight:
             spec.backend,
             {},
         )
-    return QuantizedWeight._of(spec.weight, canonical, prepared, spec.fits_float16)
+    return QuantizedWeight._of(spec.weight, canonical, prepared, spec.fits_float16, spec.even_groups)

@@ -20,6 +20,7 @@ class OpSpec:
     Attributes:
         weight: facts of the weight.
         fits_float16: whether all its values lie inside float16's range.
+        even_groups: whether every group has its rows.
         layout: whose tensors ``parts`` are, in order: ``""`` for the canonical ones, else a backend's name.
         backend: who runs.
         kernel: the kernel that was asked for by name, or None.
@@ -27,6 +28,7 @@ class OpSpec:
 
     weight: WeightSpec
     fits_float16: bool
+    even_groups: bool
     layout: tuple[tuple[str, tuple[str, ...]], ...]
     backend: str
     kernel: str | None
@@ -53,8 +55,6 @@ def parse(spec: str) -> OpSpec:
     missing = [name for name in ("layout", "backend", "kernel") if name not in found]
     if missing:
         raise ValueError(f"spec: must have {', '.join(missing)}; got {spec!r}")
-    weight, fits = text.from_fields(found)
-    kernel = found["kernel"]
-    return OpSpec(
-        weight, fits, tuple(groups_of(found["layout"])), found["backend"], None if kernel == "-" else kernel
-    )
+    weight, fits, even = text.from_fields(found)
+    kernel = None if found["kernel"] == "-" else found["kernel"]
+    return OpSpec(weight, fits, even, tuple(groups_of(found["layout"])), found["backend"], kernel)

@@ -90,6 +90,7 @@ def choose_runner(
         device=device,
         weight=w.spec,
         fits_float16=w.fits_float16,
+        even_groups=w.even_groups,
         released_to=w.released_to,
         bias_dtype=bias_dtype,
         activation=activation,

@@ -40,7 +40,7 @@ class Case:
     two_level: str | None = None  # "one" factor, or "rows" of factors
     divides: bool = False  # the second level of the scales divides
     codebook: torch.dtype | None = None
-    act_order: bool = False
+    act_order: bool | str = False  # "even": each group has group_size rows, but for a short last one
     bias: torch.dtype | None = None
     activation: str | None = None
 
@@ -55,7 +55,7 @@ class Case:
         if self.two_level:
             parts.append(("div" if self.divides else "two") + self.two_level)
         if self.act_order:
-            parts.append("act")
+            parts.append("act" if self.act_order is True else f"act{self.act_order}")
         if self.bias:
             parts.append("b" + dtype_name(self.bias))
         if self.activation:
@@ -117,7 +117,8 @@ def make_weight(case: Case, rng: np.random.Generator, *, exact: bool = False) ->
     codes = torch.from_numpy(rng.integers(0, top + 1, (k, n)))
     extra: dict[str, Any] = {}
     if case.act_order:
-        extra["g_idx"] = torch.from_numpy(rng.permutation(k) % groups)
+        rows = rng.permutation(k)
+        extra["g_idx"] = torch.from_numpy(rows // group if case.act_order == "even" else rows % groups)
     if case.codebook is not None:
         values = rng.integers(-2, 3, top + 1) if exact else np.sort(rng.uniform(-1, 1, top + 1))
         extra["codebook"] = torch.from_numpy(np.asarray(values, np.float64)).to(case.codebook)
@@ -180,6 +181,10 @@ def _features() -> list[Case]:
                 act_order=bits % 2 == 0,
             )
         )
+    for m, k, bits, group, kind in (
+        (2, 100, 4, 32, ZeroKind.INT), (17, 130, 8, 64, ZeroKind.FLOAT), (3, 96, 4, -1, ZeroKind.NONE)
+    ):  # fmt: skip
+        found.append(Case(m=m, k=k, bits=bits, group_size=group, zero_kind=kind, act_order="even"))
     for i, scale in enumerate(SCALE_DTYPES):  # every scale dtype with every dtype of A
         two = "one" if scale in _INTEGERS else None
         for dtype in (HALF, BF16, FLOAT):
@@ -235,6 +240,10 @@ def _aligned() -> list[Case]:
         )
     found.append(Case(m=1, n=4096, k=4096, group_size=128, zero_kind=ZeroKind.NONE))
     found.append(Case(m=64, n=1024, k=2880, group_size=32, act_order=True))
+    for m in (1, 4, 12, 40, 300):  # rows sorted by group, A gathered
+        for bits, k, group in ((4, 1024, 128), (4, 1000, 32), (8, 859, 64)):
+            dtype = BF16 if k == 1000 else HALF
+            found.append(Case(m=m, n=200, k=k, bits=bits, group_size=group, dtype=dtype, act_order="even"))
     found.append(Case(m=300, n=128, k=384, group_size=32, dtype=FLOAT, bias=FLOAT, activation="gelu"))
     return found
 

@@ -73,10 +73,11 @@ class DeviceSuite:
         assert torch.equal(result, expected)
 
     @pytest.mark.gpu
+    @pytest.mark.parametrize("order", [False, "even"], ids=["plain", "act-order"])
     @pytest.mark.parametrize("m", [1, 4, 64, 300])
-    def test_graph_replays_with_new_values(self, target: Target, m: int) -> None:
-        """Capture, change A, replay; beside eager calls; then new weights by ``copy_``."""
-        x = gpu_inputs(target, Case(m=m, n=512, k=1024, group_size=128, zero_kind=Case().zero_kind))
+    def test_graph_replays_with_new_values(self, target: Target, m: int, order: bool | str) -> None:
+        """Capture, change A, replay; beside eager calls; then new weights (and groups) by ``copy_``."""
+        x = gpu_inputs(target, Case(m=m, n=512, k=1024, group_size=128, act_order=order))
         graph, result = capture(target, x.a, x.w)
         new = torch.randn_like(x.a)
         expected = run(target, new, x.w)
@@ -86,7 +87,8 @@ class DeviceSuite:
             graph.replay()
             assert torch.equal(run(target, new, x.w), expected)
             assert torch.equal(result, expected)
-        other = make_inputs(Case(m=m, n=512, k=1024, group_size=128, bias=HALF), target.device).w
+        case = Case(m=m, n=512, k=1024, group_size=128, act_order=order, bias=HALF)  # other numbers
+        other = make_inputs(case, target.device).w
         x.w.copy_(other)
         graph.replay()
         assert torch.equal(result, run(target, new, other))

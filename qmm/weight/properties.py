@@ -14,19 +14,25 @@ _FLOAT16_MAX = torch.finfo(torch.float16).max
 
 
 class WeightProperties:
-    """Read-only properties; the subclass fills ``_spec`` and ``_store``, and calls ``_know_bound``."""
+    """Read-only properties; the subclass fills ``_spec`` and ``_store``, and calls ``_know``."""
 
-    __slots__ = ("_bound", "_facts", "_spec", "_store")
+    __slots__ = ("_bound", "_even", "_facts", "_spec", "_store")
 
     _bound: float
+    _even: bool
     _facts: str
     _spec: WeightSpec
     _store: Store
 
-    def _know_bound(self, bound: float) -> None:
-        """An upper bound on ``|W|``, NaN where none is known; and the facts as text, for programs that are traced."""
-        self._bound = bound
-        self._facts = to_text(self._spec, bound <= _FLOAT16_MAX)
+    def _know(self, bound: float, even: bool) -> None:
+        """What the values are known to be; and all facts as text, for programs that are traced.
+
+        Args:
+            bound: an upper bound on ``|W|``, NaN where none is known.
+            even: see :attr:`even_groups`; False where it is not known.
+        """
+        self._bound, self._even = bound, even
+        self._facts = to_text(self._spec, bound <= _FLOAT16_MAX, even)
 
     @property
     def spec(self) -> WeightSpec:
@@ -86,6 +92,11 @@ class WeightProperties:
     def fits_float16(self) -> bool:
         """Whether every value is known to lie inside float16's range."""
         return self._bound <= _FLOAT16_MAX
+
+    @property
+    def even_groups(self) -> bool:
+        """Whether every group is known to have ``group_size`` rows (the last may be short); act-order may break it."""
+        return self._even
 
     @property
     def tensors(self) -> WeightTensors:

@@ -14,7 +14,7 @@ from qmm.weight.properties import WeightProperties
 from qmm.weight.spec import WeightSpec, ZeroKind
 from qmm.weight.store import Store
 from qmm.weight.tensors import WeightTensors
-from qmm.weight.validate import check_values, make_spec, require
+from qmm.weight.validate import check_values, has_even_groups, make_spec, require
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -106,7 +106,10 @@ class QuantizedWeight(WeightProperties):
         if known:
             check_values(tensors, spec)
         self._spec, self._store = spec, Store(tensors)
-        self._know_bound(magnitude_bound(tensors, spec) if known else float("nan"))
+        self._know(
+            magnitude_bound(tensors, spec) if known else float("nan"),
+            has_even_groups(tensors.g_idx if known else None, spec),
+        )
         self._plans: dict[Any, Any] = {}
 
     # -- named constructors ------------------------------------------------------------------------------------
@@ -351,7 +354,10 @@ class QuantizedWeight(WeightProperties):
     def _same_meaning(self, tensors: WeightTensors) -> QuantizedWeight:
         other = object.__new__(type(self))
         other._spec, other._store, other._plans = self._spec, Store(tensors), {}
-        other._know_bound(self._bound if facts.has_values(tensors.qweight) else float("nan"))
+        known = facts.has_values(tensors.qweight)
+        other._know(
+            self._bound if known else float("nan"), self._even and (known or not self._spec.act_order)
+        )
         return other
 
     @classmethod
@@ -361,11 +367,12 @@ class QuantizedWeight(WeightProperties):
         canonical: WeightTensors | None,
         prepared: dict[str, PreparedLayout],
         fits_float16: bool,
+        even_groups: bool,
     ) -> Self:
         """A weight of tensors that were validated before."""
         made = object.__new__(cls)
         made._spec, made._store, made._plans = spec, Store(canonical, prepared), {}
-        made._know_bound(0.0 if fits_float16 else float("nan"))
+        made._know(0.0 if fits_float16 else float("nan"), even_groups)
         return made
 
     @torch.no_grad()
@@ -373,7 +380,8 @@ class QuantizedWeight(WeightProperties):
         """Take the values of ``other`` in place: same storage, prepared layouts refilled, captured graphs see it.
 
         Raises:
-            WeightFormatError: the facts of ``other`` differ; nothing is written then.
+            WeightFormatError: the facts of ``other`` differ, or (act-order) a prepared layout that stores rows by
+                groups cannot take its groups; nothing is written then.
 
         Example:
             >>> import torch, qmm
@@ -388,9 +396,17 @@ class QuantizedWeight(WeightProperties):
         values = other.tensors
         known = facts.has_values(values.qweight) or not facts.has_values(self.tensors.qweight)
         require(known, "other", "must hold values", f"a weight on {other.device}")
-        self._know_bound(float("nan"))  # known to fit nothing, for calls of other threads in between
+        require(
+            other._even or not (self._even and self.is_prepared),
+            "other",
+            f"must have {self.group_size} rows in each group, as this weight, whose prepared layout relies on it "
+            "(fix: w.restore() before)",
+            "groups of other sizes",
+        )
+        # nothing is known for calls of other threads in between
+        self._know(float("nan"), self._even and other._even)
         self._store.copy_(values)
-        self._know_bound(other._bound)
+        self._know(other._bound, other._even)
         return self
 
     # -- saving -------------------------------------------------------------------------------------------------

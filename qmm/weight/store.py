@@ -148,6 +148,7 @@ class Store:
             }
             for layout in held.prepared.values():
                 layout.refill(on_device)
+            self._declined.clear()  # what a backend makes no layout of may depend on the values
 
 
 def _canonical(held: Held) -> WeightTensors:

@@ -1,7 +1,8 @@
 """Facts of a weight as one line of text and back: what a traced program keeps of a weight besides its tensors.
 
 ``bits=4;group_size=128;in_features=4096;...;zero_kind=int;scale_dtype=float16;...;fits_float16=1``: every field of
-:class:`~qmm.WeightSpec` by its name, ``-`` for None, and whether all values lie inside float16's range.
+:class:`~qmm.WeightSpec` by its name, ``-`` for None, and what is known of the values: whether all lie inside float16's
+range, and whether every group has its rows (``even_groups=1``).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from qmm.weight.spec import WeightSpec, ZeroKind, dtype_name
 _NONE = "-"
 _FITS = "fits_float16"
 _FLAGS = ("act_order", "scale2_divides")
+_EVEN = "even_groups"
 
 
 @lru_cache(maxsize=1024)
-def to_text(spec: WeightSpec, fits_float16: bool) -> str:
+def to_text(spec: WeightSpec, fits_float16: bool, even_groups: bool) -> str:
     """The facts as text; :func:`from_fields` is the inverse."""
     pairs = [f"{f.name}={_word(getattr(spec, f.name))}" for f in fields(WeightSpec)]
-    return ";".join([*pairs, f"{_FITS}={int(fits_float16)}"])
+    return ";".join([*pairs, f"{_FITS}={int(fits_float16)}", f"{_EVEN}={int(even_groups)}"])
 
 
 def split(text: str) -> dict[str, str]:
@@ -32,8 +34,10 @@ def split(text: str) -> dict[str, str]:
     return dict(pair.partition("=")[::2] for pair in text.split(";"))
 
 
-def from_fields(found: Mapping[str, str]) -> tuple[WeightSpec, bool]:
-    """The facts, and whether all values lie inside float16's range; other names are left alone.
+def from_fields(found: Mapping[str, str]) -> tuple[WeightSpec, bool, bool]:
+    """The facts, whether all values lie inside float16's range, and whether every group has its rows.
+
+    Other names are left alone.
 
     Raises:
         ValueError: a field is missing or no fact of a weight.
@@ -45,7 +49,8 @@ def from_fields(found: Mapping[str, str]) -> tuple[WeightSpec, bool]:
             raise ValueError(f"spec: must have {field.name}; got {', '.join(sorted(found))}")
         if word is not None:
             values[field.name] = _value(field.name, word)
-    return WeightSpec(**values), found.get(_FITS) == "1"
+    spec = WeightSpec(**values)
+    return spec, found.get(_FITS) == "1", not spec.act_order or found.get(_EVEN) == "1"
 
 
 def _word(value: Any) -> str:

@@ -174,6 +174,18 @@ def check_values(t: WeightTensors, spec: WeightSpec) -> None:
         require(high < spec.groups, "g_idx", f"must be in [0, G) with G={spec.groups} rows of scales", high)
 
 
+def has_even_groups(g_idx: Tensor | None, spec: WeightSpec) -> bool:
+    """Whether group g has the rows that it has without act-order: ``group_size``, or what is left for the last.
+
+    ``g_idx`` is None where there is none, or no values of it are known. Synchronises.
+    """
+    if g_idx is None:
+        return not spec.act_order
+    rows = torch.bincount(g_idx, minlength=spec.groups)
+    first = torch.arange(rows.numel(), device=rows.device) * spec.group_size
+    return bool(torch.equal(rows, (spec.in_features - first).clamp(0, spec.group_size)))
+
+
 def parse_zero_kind(given: object) -> ZeroKind:
     """``given`` as a :class:`ZeroKind`."""
     try:

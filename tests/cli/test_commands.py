@@ -133,7 +133,7 @@ def test_explain_here() -> None:
         (["--device", "h200"], "triton.decode"),
         (["--device", "H200", "--deterministic", "batch"], "triton.decode"),
         (["--device", "h200", "--bits", "3"], "triton.tiled"),
-        (["--device", "h200", "--act-order"], "triton.tiled"),
+        (["--device", "h200", "--act-order"], "triton.decode"),
         (["--device", "h200", "--codebook"], "triton.tiled"),
         (["--device", "a100", "--zeros", "int", "--scales", "bfloat16"], "triton.decode"),
         (["--device", "t4", "--zeros", "bias", "--bias", "--activation", "silu"], "triton.tiled"),

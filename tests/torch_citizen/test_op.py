@@ -132,7 +132,8 @@ def test_spec_round_trip(case: Case) -> None:
     w = make_inputs(case).w
     _, line = op_arguments(w, "torch", "blocks")
     found = spec.parse(line)
-    assert found.weight == w.spec and found.fits_float16 == w.fits_float16
+    assert found.weight == w.spec
+    assert (found.fits_float16, found.even_groups) == (w.fits_float16, w.even_groups)
     assert (found.backend, found.kernel) == ("torch", "blocks")
     assert found.layout == (("", tuple(w.tensors.present())),)
 

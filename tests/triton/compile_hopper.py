@@ -73,6 +73,7 @@ COMPILATIONS = {
     "d-fp32-scales-80": Compilation(bf16(4, scale_dtype=FLOAT, zero_kind=FLOATING), target=80),
     "d-halves-int": Compilation(plain(4, group_size=32, zero_kind=INT, activation="silu")),
     "d-whole-K-16-warps": Compilation(plain(1, k=8192, group_size=8192), config=(("num_warps", 16),)),
+    "d-act-order": Compilation(plain(1, k=1000, act_order="even"), core=True),
     "d-dependent": Compilation(plain(1), config=(("dependent", True),)),
     "s-128-columns": Compilation(
         plain(16, n=448, zero_kind=INT), config=(("block_n", 128), ("num_warps", 4))
@@ -177,7 +178,8 @@ def compiled_by_launch(wanted: Compilation) -> tuple[Any, Any]:
         launch.run(call, config, x.a, FragmentLayout(x.w), x.bias, x.a.new_empty(call.m, call.n))
     finally:
         JITFunction.run = run
-    (compiled,) = kept
+    *before, compiled = kept
+    assert len(before) == (config.before == "gather")
     return config, compiled
 
 

@@ -71,7 +71,7 @@ def test_every_decode_configuration_is_valid(device: tuple[int, int]) -> None:
         assert is_power_of_two(c.num_warps) and 4 <= c.num_warps <= 16, c
         assert not c.shared or c.block_m >= min(call.m, 16), c
         copies = call.k % 8 != 0 or (call.m > 1 and call.a_strides[0] % 8 != 0)
-        assert c.copies_a is copies, (c, call)
+        assert (c.before == "copy") is copies, (c, call)
         if c.shared:  # what stream.py allocates: weights, A, scales and zeros, two groups of float32 at most
             bits = call.weight.bits
             weights, a = c.block_n * 32, c.block_m * (256 // bits) * 2
@@ -221,7 +221,7 @@ def limits(call: MatmulCall, kernel: str, emulated: bool = False) -> list[str]:
 def test_no_reason_where_both_run(machine: Any) -> None:
     assert limits(on_gpu(1), "decode") == []
     assert limits(on_gpu(64), "wgmma") == []
-    assert available.layout_serves(on_gpu().weight, torch.device("cuda", 0), False)
+    assert available.layout_serves(on_gpu().weight, True, torch.device("cuda", 0), False)
 
 
 @pytest.mark.parametrize("triton", ["3.6.0", "3.6.0+git1a2b3c", "3.7.1", "3.8.0", "3.9.0"])
@@ -236,7 +236,7 @@ def test_triton_versions_that_are_not(machine: Any, triton: str, kernel: str) ->
     """The portable kernel serves: no fragment layout is made."""
     machine(triton=triton)
     assert limits(on_gpu(1), kernel) == [f"triton 3.6 to 3.9: triton {triton}"]
-    assert not available.layout_serves(on_gpu().weight, torch.device("cuda", 0), False)
+    assert not available.layout_serves(on_gpu().weight, True, torch.device("cuda", 0), False)
 
 
 def test_no_triton(machine: Any) -> None:
@@ -257,19 +257,19 @@ def test_compute_capabilities(machine: Any, capability: tuple[int, int], decode:
     assert limits(on_gpu(1), "decode") == expected
     expected = [] if wgmma else [f"compute capability 9.0: {got}"]
     assert limits(on_gpu(64), "wgmma") == expected
-    assert available.layout_serves(on_gpu().weight, torch.device("cuda", 0), False) is decode
+    assert available.layout_serves(on_gpu().weight, True, torch.device("cuda", 0), False) is decode
 
 
 def test_amd(machine: Any) -> None:
     machine(vendor="amd")
     assert limits(on_gpu(1), "decode") == ["an NVIDIA GPU: an AMD GPU"]
-    assert not available.layout_serves(on_gpu().weight, torch.device("cuda", 0), False)
+    assert not available.layout_serves(on_gpu().weight, True, torch.device("cuda", 0), False)
 
 
 def test_the_interpreter_does_not_know_gluon(machine: Any) -> None:
     (text,) = limits(call_of(1), "decode", emulated=True)
     assert "interpreter" in text
-    assert not available.layout_serves(on_gpu().weight, torch.device("cpu"), True)
+    assert not available.layout_serves(on_gpu().weight, True, torch.device("cpu"), True)
 
 
 def test_rows_of_the_decode_kernel(machine: Any) -> None:
@@ -310,13 +310,33 @@ def test_all_reasons_are_listed(machine: Any) -> None:
 
 @pytest.mark.parametrize(
     ("facts", "served"),
-    [({}, True), ({"bits": 3}, False), ({"codebook_dtype": HALF}, False), ({"act_order": True}, False),
+    [({}, True), ({"bits": 3}, False), ({"codebook_dtype": HALF}, False), ({"act_order": True}, True),
      ({"scale2_ratio": 0}, False), ({"zero2_ratio": 4}, False), ({"scale_dtype": torch.float8_e4m3fn}, False),
      ({"group_size": 48}, False)],
 )  # fmt: skip
 def test_weights_that_are_prepared(machine: Any, facts: dict[str, Any], served: bool) -> None:
     spec = replace(on_gpu().weight, **facts)
-    assert available.layout_serves(spec, torch.device("cuda", 0), False) is served
+    assert available.layout_serves(spec, True, torch.device("cuda", 0), False) is served
+    assert not available.layout_serves(spec, False, torch.device("cuda", 0), False)
+
+
+@pytest.mark.parametrize("kernel", ["decode", "wgmma"])
+def test_act_order(machine: Any, kernel: str) -> None:
+    """Groups of group_size rows each are consecutive rows of the layout; others go to the portable kernel."""
+    call = on_gpu(1)
+    call = replace(call, weight=replace(call.weight, act_order=True))
+    assert limits(call, kernel) == []
+    (found,) = available.reasons(replace(call, even_groups=False), kernel, False)
+    assert "group_size rows in each group" in found.limit and found.kernel == kernel
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_what_happens_to_a_first(aligned: bool) -> None:
+    call = call_of(1, 4096 if aligned else 859)
+    ordered = replace(call, weight=replace(call.weight, act_order=True))
+    for choose in (choose_decode, choose_wgmma):
+        assert choose(call, *H200).before == (None if aligned else "copy")
+        assert choose(ordered, *H200).before == "gather"
 
 
 def test_configurations_are_hashable() -> None:

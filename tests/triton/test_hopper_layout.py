@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from qmm import QuantizedWeight
+from qmm import Backend, QuantizedWeight, WeightFormatError
 from qmm.backends.triton_gpu.hopper import layout
 from qmm.backends.triton_gpu.hopper.layout import (
     FragmentLayout,
@@ -173,6 +176,11 @@ CASES = [
     for kind in ZeroKind
     for scale in (HALF, BF16, FLOAT)
 ]
+CASES += [
+    Case(k=k, n=n, bits=bits, group_size=group, act_order="even")
+    for bits, k, n, group in [(4, 200, 130, 64), (8, 77, 9, 32), (4, 96, 64, -1)]
+]
+FIELDS = ("qweight", "scales", "zeros", "g_idx")
 cases = pytest.mark.parametrize("case", CASES, ids=str)
 
 
@@ -180,15 +188,15 @@ cases = pytest.mark.parametrize("case", CASES, ids=str)
 def test_restore_is_bit_for_bit(case: Case) -> None:
     w = weight(case, seed=1)
     restored = FragmentLayout(w).restore()
-    for name in ("qweight", "scales", "zeros"):
-        assert same_bits(restored[name], getattr(w.tensors, name)), name
+    for name in FIELDS:
+        assert same_bits(restored.get(name), getattr(w.tensors, name)), name
 
 
 @cases
 def test_refill_keeps_the_storage(case: Case) -> None:
     prepared, other = FragmentLayout(weight(case)), weight(case, seed=2)
     before = {name: t.data_ptr() for name, t in prepared.tensors.items()}
-    prepared.refill({name: getattr(other.tensors, name) for name in ("qweight", "scales", "zeros")})
+    prepared.refill({name: getattr(other.tensors, name) for name in FIELDS})
     assert {name: t.data_ptr() for name, t in prepared.tensors.items()} == before
     fresh = FragmentLayout(other).tensors
     assert all(same_bits(t, fresh[name]) for name, t in prepared.tensors.items())
@@ -203,7 +211,8 @@ def test_memory_is_codes_and_factors_only(case: Case) -> None:
     factors = groups * columns * w.spec.scale_dtype.itemsize
     if case.zero_kind is not ZeroKind.NONE:
         factors += groups * columns * 2  # float16: as stored, or what holds the integers
-    assert prepared.nbytes == codes + factors
+    order = 4 * case.k if case.act_order else 0
+    assert prepared.nbytes == codes + factors + order
     assert sum(t.untyped_storage().nbytes() for t in prepared.tensors.values()) == prepared.nbytes
     assert not any(isinstance(v, Tensor) for v in prepared.launches.values())
 
@@ -215,3 +224,95 @@ def test_integer_zeros_are_exact() -> None:
     prepared = FragmentLayout(w)
     assert prepared.zeros is not None and prepared.zeros.dtype == HALF
     assert torch.equal(restore_columns(prepared.zeros, 256), zeros.to(HALF))
+
+
+@pytest.mark.parametrize(("k", "group"), [(200, 64), (77, 32), (96, 96)])
+def test_act_order_sorts_rows_by_group(k: int, group: int) -> None:
+    """Row i of the layout is row order[i] of the weight, of group i // group_size; equal groups keep their order."""
+    w = weight(Case(k=k, n=70, group_size=group, act_order="even"))
+    prepared, g_idx = FragmentLayout(w), w.g_idx
+    assert g_idx is not None and prepared.order is not None and prepared.order.dtype == torch.int32
+    order = sorted(range(k), key=lambda row: int(g_idx[row]))  # stable
+    assert prepared.order.tolist() == order
+    assert [int(g_idx[row]) for row in order] == [i // group for i in range(k)]
+    sorted_codes = w.unpack()[order]
+    assert torch.equal(prepared.words, pack_fragments(pack(sorted_codes, 4), 4, k))
+
+
+class Fragments(Backend):
+    """A backend that prepares this layout on any device."""
+
+    name = "fragments"
+    kernels = ()
+
+    def environment(self) -> list[Any]:
+        return []
+
+    def prepare(self, w: QuantizedWeight) -> FragmentLayout | None:
+        return FragmentLayout(w) if w.even_groups else None
+
+    def run(self, *args: Any) -> None:
+        raise NotImplementedError
+
+
+def even(seed: int = 0) -> QuantizedWeight:
+    return weight(Case(k=96, n=24, group_size=32, act_order="even"), seed)
+
+
+def test_released_act_order_weight_comes_back() -> None:
+    """state_dict, pickle, copies and slices see the canonical weight; ``copy_`` fills the released storage."""
+    w, other = even(), even(2)
+    expected = w.clone()
+    w.prepare_for(Fragments(), release=True)
+    assert w.state == "released: fragments" and w.even_groups
+    state = w.state_dict()
+    assert all(same_bits(state[name], t) for name, t in expected.state_dict().items())
+    for copied in (pickle.loads(pickle.dumps(w)), copy.deepcopy(w), w.clone()):
+        assert copied.even_groups and torch.equal(copied.dequantize(), expected.dequantize())
+    assert torch.equal(w[:, 3:9].dequantize(), expected.dequantize()[:, 3:9])
+    w.copy_(other)
+    assert w.state == "released: fragments"
+    assert all(same_bits(w.state_dict()[name], t) for name, t in other.state_dict().items())
+
+
+def uneven() -> QuantizedWeight:
+    w = even()
+    g_idx = w.g_idx.clone()
+    g_idx[int((g_idx == 0).nonzero()[0])] = 1  # 31, 33 and 32 rows
+    return QuantizedWeight.from_codes(
+        w.unpack(), w.scales, w.unpack_zeros(), bits=4, group_size=32, g_idx=g_idx
+    )
+
+
+def test_uneven_groups_are_refused_by_a_prepared_weight() -> None:
+    w, backend = even(), Fragments()
+    before = w.clone()
+    w.prepare_for(backend)
+    with pytest.raises(WeightFormatError, match="other: must have 32 rows in each group"):
+        w.copy_(uneven())
+    assert torch.equal(w.dequantize(), before.dequantize())
+    assert not w.restore().copy_(uneven()).even_groups  # no layout left that relies on it
+    assert w.prepare_for(backend) is None
+    assert w.copy_(before).even_groups and w.prepare_for(backend) is not None  # asked anew
+
+
+@pytest.mark.parametrize(
+    ("k", "group", "groups", "g_idx", "expected"),
+    [
+        (4, 2, 2, [0, 1, 1, 0], True),
+        (5, 2, 3, [0, 1, 2, 1, 0], True),  # a short last group
+        (5, 2, 3, [0, 2, 2, 1, 0], False),  # a short one that is not the last
+        (4, 2, 3, [0, 1, 1, 0], True),  # a row of scales that no row of K uses
+        (4, 2, 3, [0, 2, 2, 0], False),
+        (3, 8, 1, [0, 0, 0], True),
+        (4, 2, 2, [1, 1, 1, 1], False),
+    ],
+)
+def test_even_groups(k: int, group: int, groups: int, g_idx: list[int], expected: bool) -> None:
+    scales = torch.ones(groups, 1, dtype=HALF)
+    w = QuantizedWeight.from_codes(
+        random_codes(k, 1, 4), scales, bits=4, group_size=group, g_idx=torch.tensor(g_idx)
+    )
+    assert w.even_groups is expected
+    assert w.to("meta").even_groups is False and w.clone().even_groups is expected
+    assert weight(Case()).to("meta").even_groups  # without act-order no value can break it

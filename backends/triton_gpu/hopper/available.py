@@ -47,17 +47,21 @@ def reasons(call: MatmulCall, kernel: str, emulated: bool) -> list[Reason]:
             found.append(Reason("deterministic True or False", "batch", "the decode kernel does it", kernel))
         if call.a_dtype == torch.float16 and not call.fits_float16:
             found.append(Reason("weights inside float16's range", "larger ones", "use bfloat16", kernel))
+    if spec.act_order and not call.even_groups:
+        found.append(
+            Reason("act-order with group_size rows in each group", "groups of other sizes", "", kernel)
+        )
     if call.unprepared_in_capture:
         fix = "call qmm.prepare(w), or matmul once, before the capture"
         found.append(Reason("a prepared weight", "graph capture, in which none is made", fix, kernel))
     return found
 
 
-def layout_serves(spec: WeightSpec, device: torch.device, emulated: bool) -> bool:
+def layout_serves(spec: WeightSpec, even_groups: bool, device: torch.device, emulated: bool) -> bool:
     """Whether some Hopper kernel here reads the fragment layout of such a weight."""
     if emulated or device.type != "cuda" or _triton_reasons("decode") or _device_reasons(device, "decode"):
         return False
-    plain = spec.bits in (4, 8) and spec.codebook_dtype is None and not spec.act_order
+    plain = spec.bits in (4, 8) and spec.codebook_dtype is None and even_groups
     plain = plain and spec.scale2_ratio is None and spec.zero2_ratio is None
     return (
         plain

@@ -25,7 +25,7 @@ class DecodeConfig:
         depth: tiles of K that a warp has in registers, or stages in shared memory.
         num_warps: warps, which share out K.
         dependent: whether the kernel is launched while the one before may still run (QMM_DEPENDENT_LAUNCH).
-        copies_a: whether A is copied to aligned rows first.
+        before: what a kernel does to A before this one, see :func:`before`; or None.
     """
 
     block_m: int
@@ -34,7 +34,7 @@ class DecodeConfig:
     depth: int
     num_warps: int
     dependent: bool
-    copies_a: bool
+    before: str | None
 
 
 def dependent_launch(device: torch.device) -> bool:
@@ -56,6 +56,13 @@ def rows_are_aligned(call: MatmulCall) -> bool:
         return True
     strides = [s for s, size in zip(call.a_strides[:-1], call.a_shape[:-1], strict=True) if size > 1]
     return call.a_aligned and call.a_strides[-1] == 1 and all(s % 8 == 0 for s in strides)
+
+
+def before(call: MatmulCall) -> str | None:
+    """``"gather"``: A's columns in the order of the groups (act-order); ``"copy"``: A to aligned rows; or None."""
+    if call.weight.act_order:
+        return "gather"
+    return None if rows_are_aligned(call) else "copy"
 
 
 def stores_by_tma(call: MatmulCall) -> bool:
@@ -85,8 +92,9 @@ def choose_decode(call: MatmulCall, processors: int, shared_bytes: int) -> Decod
     if shared:
         stage = warps * (strips * 512 + block_m * 512 // call.weight.bits + strips * 128)
         depth = max(2, min(depth, (shared_bytes - 1024) // stage))
-    dependent = rows_are_aligned(call) and dependent_launch(call.device)
-    return DecodeConfig(block_m, strips * 16, shared, depth, warps, dependent, not rows_are_aligned(call))
+    first = before(call)
+    dependent = first is None and dependent_launch(call.device)
+    return DecodeConfig(block_m, strips * 16, shared, depth, warps, dependent, first)
 
 
 def _strips(call: MatmulCall, processors: int, block_m: int, shared: bool) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qmm.backends.triton_gpu.hopper.choose import rows_are_aligned, stores_by_tma
+from qmm.backends.triton_gpu.hopper.choose import before, stores_by_tma
 from qmm.call import MatmulCall
 
 # Time of a step by rows of the tile: while few multiprocessors work, and while all do and share L2's bandwidth.
@@ -53,7 +53,7 @@ class WgmmaConfig(Tiling):
         stages: stages of the ring in shared memory.
         halves: times 64 rows of K in a stage.
         turns: whether the warpgroups take turns at the tensor cores.
-        copies_a: whether A is copied to aligned rows first.
+        before: what a kernel does to A before this one: ``"gather"``, ``"copy"`` (see choose.py) or None.
         tma_store: whether C is stored by TMA.
     """
 
@@ -61,7 +61,7 @@ class WgmmaConfig(Tiling):
     stages: int = 2
     halves: int = 2
     turns: bool = False
-    copies_a: bool = False
+    before: str | None = None
     tma_store: bool = True
 
 
@@ -160,6 +160,6 @@ def wgmma_config(call: MatmulCall, tiling: Tiling, shared_bytes: int) -> WgmmaCo
         stages=max(2, min(10, room // stage)),
         halves=halves,
         turns=block_m == 256,
-        copies_a=not rows_are_aligned(call),
+        before=before(call),
         tma_store=tma_store,
     )

@@ -18,6 +18,7 @@ from qmm.backends.triton_gpu.hopper.choose import DecodeConfig, narrow, tiles_pe
 from qmm.backends.triton_gpu.hopper.choose_wgmma import WgmmaConfig
 from qmm.backends.triton_gpu.hopper.compat import in_clusters
 from qmm.backends.triton_gpu.hopper.decode import decode_kernel
+from qmm.backends.triton_gpu.hopper.gather import gather_kernel, gathering
 from qmm.backends.triton_gpu.hopper.layout import FragmentLayout, block_k
 from qmm.backends.triton_gpu.hopper.stream import stream_kernel
 from qmm.backends.triton_gpu.hopper.wgmma import wgmma_kernel
@@ -59,7 +60,9 @@ def run(
         ):
             again[3](a, layout.words, layout.scales, layout.zeros, bias, out, *again[4])
             return
-        if config.copies_a:
+        if config.before == "gather":
+            a = _gathered(layout, a)
+        elif config.before == "copy":
             a = aligned_copy(a)
         if isinstance(config, DecodeConfig):
             _decode(call, config, a, layout, bias, out)
@@ -75,6 +78,15 @@ def aligned_copy(a: Tensor) -> Tensor:
         padded[:, k:] = 0
     padded[:, :k] = a
     return padded[:, :k]
+
+
+def _gathered(layout: FragmentLayout, a: Tensor) -> Tensor:
+    """A's columns in the order of the weight's rows, aligned."""
+    assert layout.order is not None
+    gathered, grid, args, constants = gathering(a, layout.order)
+    key = ("gather", a.dtype, a.stride(0) >> 31, a.stride(1) >> 31, a.shape[0] >> 31, *constants.values())
+    _launch(layout, key, gather_kernel, grid, args, **constants, num_warps=4, maxnreg=None, launch_pdl=False)
+    return gathered
 
 
 def _row_stride(call: MatmulCall, a: Tensor) -> int:
@@ -144,7 +156,7 @@ def _decode(
         ACTIVATION=call.activation, STRIPS=config.block_n // 16, BM=config.block_m, **own,
         K_TAIL=tail, DEPENDENT=config.dependent, num_warps=config.num_warps, maxnreg=None, launch_pdl=config.dependent,
     )  # fmt: skip
-    if call.out_strides is None and not config.copies_a:  # nothing but addresses differs the next time
+    if call.out_strides is None and config.before is None:  # nothing but addresses differs the next time
         if len(layout.again) >= _MAX_AGAIN:
             layout.again.clear()
         layout.again[id(call)] = (

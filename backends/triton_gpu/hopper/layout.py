@@ -14,6 +14,10 @@ pair (k0 = 0, 1) for every j by one mask. Eight bits: units are 16 bits wide too
 
 Scales and zero points are ``[G, N]`` with the 64 columns of a tile in the order ``g, strip, r8``: a lane's values for
 one group are neighbours. N is padded up to 64 and K up to the block, with code 2**(bits-1), scale 0 and zero 0.
+
+Act-order: rows of K lie sorted by group, equal ones in their old order, so that the groups are consecutive rows again;
+``order[i]`` is the old place of row i, and A's columns are gathered by it (gather.py). Each group must have group_size
+rows (but for a short last one): then ``g_idx[order[i]] = i // group_size``, and nothing else is kept of ``g_idx``.
 """
 
 from __future__ import annotations
@@ -69,25 +73,32 @@ def _unpack_block(units: Tensor, bits: int, k: int, n: int) -> Tensor:
     return x.reshape(tiles_k * block_k(bits), tiles_n * TILE_N)[:k, :n].contiguous()
 
 
-def pack_fragments(qweight: Tensor, bits: int, k: int) -> Tensor:
-    """Canonical words ``[ceil(K*bits/32), N]`` in fragment order, some columns at a time to save memory."""
+def pack_fragments(qweight: Tensor, bits: int, k: int, order: Tensor | None = None) -> Tensor:
+    """Canonical words ``[ceil(K*bits/32), N]`` in fragment order, some columns at a time to save memory.
+
+    ``order``: the row of K that each row of the result is, or None for the same.
+    """
     n = qweight.shape[1]
     shape = (-(-n // TILE_N), -(-k // block_k(bits)), 4, 32, 8)
     packed = torch.empty(shape, dtype=torch.int16, device=qweight.device)
     step = _columns_at_once(k)
     for start in range(0, n, step):
         codes = unpack(qweight[:, start : start + step], bits, k)
+        if order is not None:
+            codes = codes.index_select(0, order)
         packed[start // TILE_N : -(-min(n, start + step) // TILE_N)] = _pack_block(codes, bits)
     return packed
 
 
-def unpack_fragments(packed: Tensor, bits: int, k: int, n: int) -> Tensor:
+def unpack_fragments(packed: Tensor, bits: int, k: int, n: int, order: Tensor | None = None) -> Tensor:
     """The exact inverse of :func:`pack_fragments`."""
     qweight = torch.empty(words_for(k, bits), n, dtype=torch.int32, device=packed.device)
     step = _columns_at_once(k)
     for start in range(0, n, step):
         stop = min(n, start + step)
         codes = _unpack_block(packed[start // TILE_N : -(-stop // TILE_N)], bits, k, stop - start)
+        if order is not None:
+            codes = torch.empty_like(codes).index_copy_(0, order.long(), codes)
         qweight[:, start:stop] = pack(codes, bits)
     return qweight
 
@@ -120,42 +131,46 @@ class FragmentLayout(PreparedLayout):
         scales: as stored, ``[G, ceil64(N)]``, columns permuted.
         zeros: ``[G, ceil64(N)]``, columns permuted; int kind: float16, which holds them exactly; float and bias
             kind: as stored; or None.
+        order: int32 ``[K]`` with act-order, or None.
     """
 
     layout = "fragments"
 
     def __init__(self, w: QuantizedWeight) -> None:
         t = w.tensors
-        self._hold(w.spec, *self._fill(w.spec, t.qweight, t.scales, t.zeros))
+        self._hold(w.spec, *self._fill(w.spec, t.qweight, t.scales, t.zeros, t.g_idx))
 
     @classmethod
     def of(cls, spec: WeightSpec, tensors: Mapping[str, Tensor]) -> FragmentLayout:
         """The layout whose tensors these are."""
         made = object.__new__(cls)
-        made._hold(spec, tensors["words"], tensors["scales"], tensors.get("zeros"))
+        made._hold(spec, tensors["words"], tensors["scales"], tensors.get("zeros"), tensors.get("order"))
         return made
 
-    def _hold(self, spec: WeightSpec, words: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
-        self.spec, self.words, self.scales, self.zeros = spec, words, scales, zeros
+    def _hold(
+        self, spec: WeightSpec, words: Tensor, scales: Tensor, zeros: Tensor | None, order: Tensor | None
+    ) -> None:
+        self.spec, self.words, self.scales, self.zeros, self.order = spec, words, scales, zeros, order
         # what launch.py remembers for this weight, no values of it: compiled kernels, and calls that were made before
         self.launches: dict[Any, Any] = {}
         self.again: dict[int, Any] = {}
 
     @staticmethod
     def _fill(
-        s: WeightSpec, qweight: Tensor, scales: Tensor, zeros: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        words = pack_fragments(qweight, s.bits, s.in_features)
+        s: WeightSpec, qweight: Tensor, scales: Tensor, zeros: Tensor | None, g_idx: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        order = None if g_idx is None else torch.argsort(g_idx, stable=True).to(torch.int32)
+        words = pack_fragments(qweight, s.bits, s.in_features, order)
         if zeros is not None:
             if s.zero_kind is ZeroKind.INT:
                 zeros = unpack(zeros, s.bits, s.groups).to(torch.float16)
             zeros = permute_columns(zeros)
-        return words, permute_columns(scales), zeros
+        return words, permute_columns(scales), zeros, order
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        found = {"words": self.words, "scales": self.scales}
-        return found if self.zeros is None else found | {"zeros": self.zeros}
+        found = {"words": self.words, "scales": self.scales, "zeros": self.zeros, "order": self.order}
+        return {name: t for name, t in found.items() if t is not None}
 
     def restore(self) -> Mapping[str, Tensor | None]:
         s = self.spec
@@ -164,17 +179,20 @@ class FragmentLayout(PreparedLayout):
             zeros = restore_columns(zeros, s.out_features)
             if s.zero_kind is ZeroKind.INT:
                 zeros = pack(zeros.to(torch.uint8), s.bits)
-        return {
-            "qweight": unpack_fragments(self.words, s.bits, s.in_features, s.out_features),
+        found = {
+            "qweight": unpack_fragments(self.words, s.bits, s.in_features, s.out_features, self.order),
             "scales": restore_columns(self.scales, s.out_features),
             "zeros": zeros,
         }
+        if self.order is not None:
+            groups = torch.arange(s.in_features, dtype=torch.int32, device=self.order.device) // s.group_size
+            found["g_idx"] = torch.empty_like(groups).index_copy_(0, self.order.long(), groups)
+        return found
 
     def refill(self, canonical: Mapping[str, Tensor | None]) -> None:
         qweight, scales = canonical["qweight"], canonical["scales"]
         assert qweight is not None and scales is not None
-        words, permuted, zeros = self._fill(self.spec, qweight, scales, canonical["zeros"])
-        self.words.copy_(words)
-        self.scales.copy_(permuted)
-        if zeros is not None and self.zeros is not None:
-            self.zeros.copy_(zeros)
+        filled = self._fill(self.spec, qweight, scales, canonical["zeros"], canonical.get("g_idx"))
+        for mine, new in zip((self.words, self.scales, self.zeros, self.order), filled, strict=True):
+            if mine is not None and new is not None:
+                mine.copy_(new)
