@@ -23,14 +23,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from qmm.errors import WeightFormatError
-from qmm.formats.patterns import matches
+from qmm.formats.expressions import expression
 from qmm.weight.validate import is_minus_one, require, whole_number
 
 INT_PACKED, INT, FP8, MXFP4, NVFP4 = "pack-quantized", "int-quantized", "float-quantized", "mxfp4", "nvfp4"
 FORMATS = (INT_PACKED, INT, FP8, MXFP4, NVFP4)
 STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
-_ALTERNATIVES = re.compile(r"\((?:\?:)?([^()]*)\)")
-_MAX_ALTERNATIVES = 256
 _FIRST_DENSE = (0, 18)  # the version of compressed-tensors that packs without gaps
 
 # name in a config -> format, and the type of its codes where the name tells
@@ -141,26 +139,10 @@ def _group_of(groups: Any, name: str) -> Mapping[str, Any]:
 def _names(target: str, name: str) -> bool:
     if not target.startswith("re:"):
         return target == name
-    pattern = target[3:].removeprefix("^")
-    pattern = pattern[:-1] if pattern.endswith("$") else pattern + ".*"
-    return any(matches(f"re:{one}$", name) for one in _alternatives(pattern, target))
-
-
-def _alternatives(pattern: str, target: str) -> list[str]:
-    """A regular expression of text, ``.*`` and ``(a|b)``, the last written out. Others are not run: some take years."""
-    open_ = [pattern]
-    done: list[str] = []
-    while open_ and len(open_) + len(done) <= _MAX_ALTERNATIVES:
-        one = open_.pop()
-        found = _ALTERNATIVES.search(one)
-        if found is None:
-            done.append(one)
-        else:
-            open_ += [one[: found.start()] + text + one[found.end() :] for text in found[1].split("|")]
-    if open_ or any(c in one.replace(".*", "").replace("\\.", "") for one in done for c in "\\()[]{}|?*+^$"):
-        rule = "a regular expression must consist of text, .* and (a|b)"
-        raise WeightFormatError(f"targets: {rule}; got {target[:200]!r}")
-    return done
+    try:
+        return expression(target[3:]).match(name)
+    except WeightFormatError as error:
+        raise WeightFormatError(f"targets: {error}") from None
 
 
 def _compressed_tensors(weights: Mapping[str, Any], given: Any, config: Mapping[str, Any]) -> Scheme:

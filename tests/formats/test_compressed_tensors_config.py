@@ -38,6 +38,9 @@ def two_groups(*targets: list[str]) -> dict[str, Any]:
         ((["Linear"], ["re:.*(q|k)_proj$"]), "layers.0.k_proj", 8),
         ((["Linear"], ["re:.*(q|k)_proj$"]), "layers.0.k_proj.base", 4),
         ((["layers.1"], ["layers.10"]), "layers.10", 8),
+        ((["Linear"], [r"re:.*\.experts\.\d+\.(gate|up)_proj$"]), "m.experts.12.up_proj", 8),
+        ((["Linear"], [r"re:.*\.experts\.\d+\.(gate|up)_proj$"]), "m.experts.shared.up_proj", 4),
+        ((["Linear"], ["re:model[.]layers[.][0-3][.].*"]), "model.layers.2.up_proj", 8),
         ((["re:^layers\\.1\\..*"], ["re:layers.*"]), "layers.10.up", 8),
     ],
 )
@@ -235,8 +238,8 @@ def test_damaged(kind: str, key: str, value: Any, text: str) -> None:
         ([], "config_groups: must be an object of objects; got list"),
         ({"group_0": {"targets": ["Linear"], "weights": None}}, "weights: must be an object"),
         (two_groups(["layers.1"], ["layers.2"])["config_groups"], "config_groups: must have a target for layer"),
-        (two_groups(["re:(a+)+b"], ["re:.*"])["config_groups"], "targets: a regular expression must consist of text"),
-        (two_groups(["re:" + "(a|b)" * 40], ["re:.*"])["config_groups"], "targets: a regular expression must consist"),
+        (two_groups(["re:(?=a)b"], ["re:.*"])["config_groups"], "targets: expression: must not have a group of the kind"),
+        (two_groups(["re:" + "(a|b)" * 400], ["re:.*"])["config_groups"], "targets: expression: must have at most 1000"),
         (two_groups(["Linear"], "re:.*")["config_groups"], "targets: must be a list; got str"),
     ],
 )  # fmt: skip

@@ -228,10 +228,11 @@ def test_a_config_of_other_layers() -> None:
     dynamic = {
         r"+:.*\.1\..*": {"bits": 8, "group_size": 16},
         r".*\.2\.q$": {"bits": 8, "group_size": 16},
+        r"+:layers\.(?:4|5)\.[a-z]+": {"bits": 8, "group_size": 16},
         "-:.*up": {},
     }
     config = {"bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2", "dynamic": dynamic}
-    for name in ("layers.1.q", "layers.2.q"):
+    for name in ("layers.1.q", "layers.2.q", "layers.5.q"):
         assert np.array_equal(gptq.from_checkpoint(tensors, config, name=name).unpack().numpy(), codes)
     for name, text in (
         ("layers.2.qkv", "qweight"),
