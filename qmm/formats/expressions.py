@@ -1,8 +1,8 @@
 r"""Regular expressions of configs, matched in time linear in the text: a file is not trusted, and ``re`` can be made to
 take years.
 
-What configs use: text, ``.``, ``\d \w \s`` and escaped marks, ``[...]``, groups, ``|``, ``* + ?`` and ``{m,n}``, ``^`` and
-``$``. Whatever looks around, refers back or sets flags is refused.
+What configs use: text, ``.``, ``\d \w \s`` and escaped marks, ``[...]``, groups, ``|``, ``* + ?`` and ``{m,n}``, ``^``
+and ``$``. Whatever looks around, refers back or sets flags is refused.
 
 An expression becomes a graph of states (Thompson's construction). The set of states after each character is looked up,
 or made once: at most (length of the text) * (states) steps, whatever the expression.
@@ -35,6 +35,7 @@ class Test:
     negated: bool = False
 
     def __call__(self, c: str) -> bool:
+        """Whether ``c`` passes."""
         return (c in self.chars) != self.negated
 
 
@@ -187,7 +188,7 @@ class _Parser:
             return "at", c
         return (
             "one",
-            _ANY if c == "." else self.escaped() if c == "\\" else self.set() if c == "[" else _just(c),
+            _ANY if c == "." else self.escaped() if c == "\\" else self.one_of() if c == "[" else _just(c),
         )
 
     def escaped(self) -> Test:
@@ -198,7 +199,7 @@ class _Parser:
             self.fail(f"\\{c}")
         return _just(c)
 
-    def set(self) -> Test:
+    def one_of(self) -> Test:
         chars: set[str] = set()
         negated = self.peek() == "^"
         self.at += negated
@@ -233,6 +234,8 @@ class _Parser:
         bounds = self.bounds()
         if bounds is None:
             return inner
+        if inner[0] == "at":
+            self.fail("a repeat of '^' or '$'")
         if self.peek() == "?":
             self.at += 1  # as few as possible: whether it matches is the same
         return "repeat", inner, *bounds

@@ -238,8 +238,8 @@ def test_damaged(kind: str, key: str, value: Any, text: str) -> None:
         ([], "config_groups: must be an object of objects; got list"),
         ({"group_0": {"targets": ["Linear"], "weights": None}}, "weights: must be an object"),
         (two_groups(["layers.1"], ["layers.2"])["config_groups"], "config_groups: must have a target for layer"),
-        (two_groups(["re:(?=a)b"], ["re:.*"])["config_groups"], "targets: expression: must not have a group of the kind"),
-        (two_groups(["re:" + "(a|b)" * 400], ["re:.*"])["config_groups"], "targets: expression: must have at most 1000"),
+        (two_groups(["re:(?=a)b"], ["re:.*"])["config_groups"], "expression: must not have a group of the kind"),
+        (two_groups(["re:" + "(a|b)" * 400], ["re:.*"])["config_groups"], "expression: must have at most 1000"),
         (two_groups(["Linear"], "re:.*")["config_groups"], "targets: must be a list; got str"),
     ],
 )  # fmt: skip
