@@ -1,8 +1,8 @@
 """compute-sanitizer over every kernel here: ``python tests/sanitizer/run_sanitizer.py --json sanitizer.json``.
 
-Compiles first (so that the tools watch kernels only), then runs memcheck, racecheck and initcheck of all kernels side by
-side, within ``--seconds`` in total, and prints findings by tool and kernel. Exit status 1 where one of our kernels has a
-finding, or a tool did not end. Findings inside torch's own kernels are listed apart.
+Compiles first (so that the tools watch kernels only), then runs memcheck, racecheck and initcheck of all kernels side
+by side, within ``--seconds`` in total, and prints findings by tool and kernel. Exit status 1 where one of our kernels
+has a finding, or a tool did not end. Findings inside torch's own kernels are listed apart.
 
 Racecheck does not follow asynchronous copies by TMA and products by wgmma, whose order is kept by mbarriers: what it
 reports of ``triton.wgmma`` is marked as such.
